@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let images = pool.tagged("loader/images");
     let _held = images.get(3 << 20)?;
     if let Err(error) = images.get(2 << 20) {
-        tracing::info!("the request failed: {}", error.to_string().lines().next().unwrap_or_default());
+        tracing::info!("the request failed: {error}");
     }
     println!("{}", pool.dump());
     Ok(())

@@ -54,7 +54,7 @@ const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A pool or a reminder that the thread checks.
 pub(crate) trait MaintenanceTask: Send + Sync {
-    /// Does what is due. May make slow calls.
+    /// Does what is due. The call may be slow.
     fn maintain(&self);
 
     /// Returns how soon the object must be checked again. Must be cheap.

@@ -21,6 +21,27 @@ pub enum Preset {
     TensorFlow,
 }
 
+/// The component that pins memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum PinnedBy {
+    /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
+    Driver,
+    /// The kernel: `mlock`. CUDA copies such memory as pageable memory.
+    Kernel,
+}
+
+impl PinnedBy {
+    /// Returns its name in statistics, log lines and JSON: `driver` or `kernel`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
 /// Evictions between two checks (`kCheckInterval`).
 pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 /// The limit rises only if both rates are strictly above this rate (`kTolerable`).

@@ -55,16 +55,15 @@ fn no_file_imports_from_a_layer_above() {
 }
 
 #[test]
-fn no_files_import_each_other_in_a_circle() {
+fn files_form_no_cycles() {
     let crates = fs::read_dir(root().join("crates")).expect("the crates can be read");
-    let crates =
-        crates.map(|entry| format!("crates/{}/src", entry.expect("the crates can be read").file_name().display()));
-    let circles: String =
-        crates.chain(["src".to_owned(), "python/src".to_owned()]).map(|source| circles_in(&source)).collect();
-    assert!(circles.is_empty(), "circles:\n{circles}");
+    let crates = crates.map(|entry| format!("crates/{}/src", entry.expect("readable").file_name().display()));
+    let cycles: String =
+        crates.chain(["src".to_owned(), "python/src".to_owned()]).map(|source| cycles_in(&source)).collect();
+    assert!(cycles.is_empty(), "cycles:\n{cycles}");
 }
 
-fn circles_in(source: &str) -> String {
+fn cycles_in(source: &str) -> String {
     let files = files(source);
     assert!(!files.is_empty(), "{source} has no files");
     let edges: BTreeMap<&Module, BTreeSet<Module>> = files
@@ -84,15 +83,15 @@ fn circles_in(source: &str) -> String {
         }
         false
     };
-    let mut circles = String::new();
+    let mut cycles = String::new();
     for (module, targets) in &edges {
         let back: Vec<_> =
             targets.iter().filter(|target| reaches(target, module)).map(|name| name.join("::")).collect();
         if !back.is_empty() {
-            let _ = writeln!(circles, "{source}: {} -> {}", module.join("::"), back.join(", "));
+            let _ = writeln!(cycles, "{source}: {} -> {}", module.join("::"), back.join(", "));
         }
     }
-    circles
+    cycles
 }
 
 #[test]

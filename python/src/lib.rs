@@ -64,7 +64,7 @@ mod _pinpool {
     #[pymodule_export]
     use super::lines::{_lines_after_fork, _set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines};
     #[pymodule_export]
-    use super::loader::{_parse_bytes, Files, Reader};
+    use super::loader::{_parse_bytes, Reader, SampleCatalog};
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! The loader behind the Python package `pinpool_loader`: files, and batches read ahead.
 //!
 //! ```text
-//!   Files ──begin──▶ Reader ──next──▶ Buffer, and the position of each sample
+//!   SampleCatalog ──begin──▶ Reader ──next──▶ Buffer, and the position of each sample
 //! ```
 //!
 //! The GIL is not held while files are listed or read, and signals interrupt the wait.
@@ -40,7 +40,7 @@ type RawBatch = (u64, u64, u64, Buffer, Vec<Part>, Vec<usize>, Option<Vec<Py<PyA
 
 /// The files, their samples and the options.
 #[pyclass(frozen, module = "pinpool._pinpool")]
-pub struct Files {
+pub struct SampleCatalog {
     // With the tag of the Python object; dropped before `handle`.
     pool: pinpool::Pool,
     handle: Arc<PoolHandle>,
@@ -97,7 +97,7 @@ pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
 }
 
 #[pymethods]
-impl Files {
+impl SampleCatalog {
     /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `num_threads` and `prefetch`.
     #[new]
     #[pyo3(signature = (pool, paths, open_archives, batch_size, batch_bytes, num_threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
@@ -240,7 +240,7 @@ impl Files {
     }
 }
 
-impl Files {
+impl SampleCatalog {
     fn loader(&self, epochs: u64) -> Loader {
         let mut options = self.options.clone();
         options.epochs = epochs;

@@ -31,8 +31,8 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     with pool.get(4096) as buf:
 ///         np.asarray(buf)[:] = 7
 ///
-/// Threads may share a pool. A pool belongs to one process. In a forked child requests, `reserve` and `set_max_bytes` raise
-/// ForkError, and statistics are 0: create another pool there.
+/// Threads may share a pool. A pool belongs to one process. In a forked child, requests and the calls `reserve` and
+/// `set_max_bytes` raise ForkError, and all statistics are 0: create another pool there.
 ///
 /// The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
 /// once no copy has completed for a second. The memory of the remaining copies is never freed.
@@ -112,15 +112,15 @@ impl Pool {
     }
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
-    fn get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
+    fn get_idle_with_gil(&self, len: usize) -> PyResult<Option<Buffer>> {
         let keeps_gil = self.handle.traits.get().is_some_and(|traits| traits.keeps_gil_on_hit());
         if !keeps_gil || !pinpool::unstable::fast_path::is_open(self.pool()?) {
             return Ok(None);
         }
-        self.idle(len)
+        self.try_get_idle(len)
     }
 
-    fn idle(&self, len: usize) -> PyResult<Option<Buffer>> {
+    fn try_get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
         Ok(self.requester()?.try_get(len).map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.handle)))
     }
 
@@ -200,7 +200,7 @@ impl Pool {
     fn get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
-        if let Some(idle) = self.get_idle(len)? {
+        if let Some(idle) = self.get_idle_with_gil(len)? {
             return Ok(idle);
         }
         let request = Request::new(len).timeout(wait);
@@ -219,7 +219,7 @@ impl Pool {
     /// RequestError, TypeError, ForkError and ClosedError as `get` does.
     fn try_get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Option<Buffer>> {
         let len = size("nbytes", nbytes)?;
-        py.detach(|| self.idle(len))
+        py.detach(|| self.try_get_idle(len))
     }
 
     /// An idle buffer, or a waiting request.
@@ -232,7 +232,7 @@ impl Pool {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
         let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
-        if let Some(idle) = self.get_idle(len)? {
+        if let Some(idle) = self.get_idle_with_gil(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
         let request = Request::new(len).timeout(wait);
@@ -301,6 +301,24 @@ impl Pool {
             pool.wait_for_reserve(wait).map(|is_pinned| is_pinned.then_some(()))
         })?;
         Ok(reserved.map_err(|error| exception(&error))?.is_some())
+    }
+
+    /// Source of the memory: "vmm", "register", "cuda", "mlock" or "heap".
+    #[getter]
+    fn backend(&self, py: Python<'_>) -> PyResult<&'static str> {
+        self.call(py, |pool| pool.stats().backend)
+    }
+
+    /// What pins the memory: "driver", "kernel" (`mlock`) or None.
+    #[getter]
+    fn pinned_by(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        self.call(py, |pool| pool.stats().pinned_by.map(pinpool::PinnedBy::name))
+    }
+
+    /// Limit on the bytes held, or None if unlimited.
+    #[getter]
+    fn max_bytes(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.call(py, |pool| pool.stats().limits.max_bytes)
     }
 
     /// Fraction of the reserve that is pinned, from 0.0 to 1.0.
@@ -373,17 +391,6 @@ impl Pool {
         let (backend, held, in_use) = (stats.backend, format_bytes(stats.memory.held_bytes), stats.memory.in_use);
         let sizes = format!("max_bytes={limit} held={held} in_use={in_use}");
         Ok(format!("<pinpool.Pool{name} preset={preset} backend={backend} {sizes}{tag}>"))
-    }
-
-    fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<()> {
-        Err(PyTypeError::new_err(
-            "a pinpool.Pool cannot be pickled or copied deeply, since it belongs to this process: pass a pinpool.SharedPool to DataLoader \
-             workers, or create a pool in the process that uses it",
-        ))
-    }
-
-    fn __copy__<'py>(slf: Bound<'py, Self>) -> Bound<'py, Self> {
-        slf
     }
 
     /// Names of all settings.

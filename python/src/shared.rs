@@ -107,14 +107,10 @@ impl SharedPoolCore {
         self.call(py, |shared| shared.refuse_workers(is_refusing))
     }
 
-    /// Buffers that are free, being filled, sent, received or in flight, and kept by the program.
-    fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize)> {
+    /// Workers; buffers that are free, being filled, sent, received or in flight, and kept by the program.
+    fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize, usize)> {
         let (counts, unreturned) = (self.shared()?.counts(), self.traits.unreturned.load(Ordering::Relaxed));
-        Ok((counts.free, counts.filling, counts.sent, counts.held, unreturned))
-    }
-
-    fn num_workers(&self) -> PyResult<usize> {
-        Ok(self.shared()?.worker_count())
+        Ok((self.shared()?.worker_count(), counts.free, counts.filling, counts.sent, counts.held, unreturned))
     }
 
     fn buffer_bytes(&self) -> PyResult<usize> {

@@ -168,6 +168,7 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
         }
         0
     }));
+    // After a panic the buffer may be consumed, so the caller must not use the block again.
     put.unwrap_or(0)
 }
 

@@ -89,6 +89,7 @@ def decode(pool, images):
         (lambda pool: load(pool, even=True), ValueError, "even= needs batch_size=, without"),
         (lambda pool: load(pool, rank="0"), TypeError, "rank must be an int, not '0'"),
         (lambda pool: load(pool, world_size=True), TypeError, "world_size must be an int, not True"),
+        (lambda pool: load(pool, world_size=8), TypeError, "rank= is missing: with world_size=8, "),
         (lambda pool: load(pool).state(), AttributeError, "use state_dict"),
         (lambda pool: ImageDecoder(224), TypeError, "missing 1 required positional argument: 'width'"),
         (lambda pool: ImageDecoder(224, 224, dtype="float32"), TypeError, "no argument 'dtype': images are uint8"),

@@ -191,18 +191,18 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
 def test_a_directory_of_only_shards_is_opened(tmp_path):
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", [(f"{number}{sample}.txt", b"x") for sample in range(4)])
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).num_samples == 12
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).total_samples == 12
     (tmp_path / "README").write_bytes(b"about the shards")
     said = r"0\.tar \(and 2 more\) is in a directory with other files: name the archives, as in '.*/\*\.tar', pass open_archives=True .*=False"
     with pytest.raises(ValueError, match=said):
         pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap())
     for open_archives, samples in ((False, 4), (True, 13)):
-        assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=open_archives).num_samples == samples
-    assert pinpool_loader.Loader(f"{tmp_path}/*.tar", batch_size=1, pool=heap()).num_samples == 12
+        assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=open_archives).total_samples == samples
+    assert pinpool_loader.Loader(f"{tmp_path}/*.tar", batch_size=1, pool=heap()).total_samples == 12
     (tmp_path / "texts").mkdir()
     for name in ("a.json.gz", "b.txt"):
         (tmp_path / "texts" / name).write_bytes(b"x")
-    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).num_samples == 2, "no archive"
+    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).total_samples == 2, "no archive"
     (tmp_path / "texts" / "c.TAR.GZ").write_bytes(b"x")
     with pytest.raises(ValueError, match="c.TAR.GZ: compressed files are not supported"):
         pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap())
@@ -216,7 +216,7 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_ot
 
     def copied(archive, **changes):
         [batch] = pinpool_loader.Loader(tmp_path / archive, pool=heap(), **settings | changes)
-        return {names: array.tolist() for names, array in pickle.loads(pickle.dumps(batch))._for_device().items()}
+        return {names: array.tolist() for names, array in pickle.loads(pickle.dumps(batch)).__pinpool_arrays__().items()}
 
     assert copied("a.tar") == {("png",): [[[[3] * 3] * 2] * 2], ("labels",): [7]}
     assert list(copied("a.tar", label_function=float)) == [("png",)]
@@ -224,3 +224,6 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_ot
         copied("b.tar")
     with pytest.raises(TypeError, match="the field 'cls' of this Batch is not decoded"):
         copied("a.tar", label_field=None)
+    write_tar(tmp_path / "c.tar", [("0.cls", b"7"), ("0.labels", fields["0.png"])])
+    with pytest.raises(ValueError, match="the decoded field 'labels' of this Batch is named like its labels"):
+        copied("c.tar", decode={"labels": pinpool_loader.ImageDecoder(2, 2)})

@@ -61,7 +61,7 @@ def test_batches_have_the_samples_their_names_and_their_labels(files, pool):
             assert batch.is_whole(at) and batch.sample_offsets[at] == 0
             seen += 1
         assert batch.nbytes == sum(map(len, batch)) == batch.buffer.nbytes
-    assert (seen, loader.num_samples, loader.nbytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
+    assert (seen, loader.total_samples, loader.total_bytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
 
 
 def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
@@ -265,12 +265,12 @@ def test_different_numbers_of_batches_per_rank_are_a_warning(tmp_path, pool):
     write_samples(tmp_path, 101)
     for settings in ({"batch_size": 50}, {"batch_bytes": 50}):
         with pytest.warns(UserWarning, match="the ranks get (2 and 1|different numbers of) batches .*even=True.* or drop_last=True"):
-            pinpool_loader.Loader(tmp_path, world_size=2, pool=pool, **settings)
+            pinpool_loader.Loader(tmp_path, rank=0, world_size=2, pool=pool, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pinpool_loader.Loader(tmp_path, world_size=2, batch_size=51, pool=pool)
+        pinpool_loader.Loader(tmp_path, rank=0, world_size=2, batch_size=51, pool=pool)
     with pytest.raises(ValueError, match="rank=0 has no batch of 101 samples of world_size=2, batch_size=60, drop_last=True"):
-        pinpool_loader.Loader(tmp_path, world_size=2, batch_size=60, drop_last=True, pool=pool)
+        pinpool_loader.Loader(tmp_path, rank=0, world_size=2, batch_size=60, drop_last=True, pool=pool)
 
 
 def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
@@ -479,7 +479,7 @@ def test_a_rank_that_is_not_told_its_samples_is_warned(files, pool, monkeypatch)
             loader = load(files, pool, **settings)
         texts = [str(warning.message) for warning in caught]
         assert ["WORLD_SIZE=8, so each rank gets all samples: pass rank= and world_size=" in text for text in texts] == [True] * is_warned
-        assert loader.num_samples == 20 and all(warning.filename == __file__ for warning in caught) is True
+        assert loader.total_samples == 20 and all(warning.filename == __file__ for warning in caught) is True
 
 
 def test_a_loader_creates_its_own_pool(files):

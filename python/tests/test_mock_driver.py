@@ -139,7 +139,7 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
         pytest.importorskip("PIL.Image").new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "images" / name)
     monkeypatch.chdir(tmp_path)
     with_mock_driver("""
-        import contextlib, types
+        import contextlib, dataclasses, types
         import torch
         import pinpool.torch
         import pinpool_loader
@@ -191,7 +191,13 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
         except RuntimeError as error: assert str(error) == "out of memory"
         assert held_back(pool)[:2] == (1, 0), "the copy before the failure"
         let_run(gpu.cuda_stream)
-        for batch, device, error, said in (([np.array(["text"]), 7], "cuda", TypeError, "neither a tensor nor a numeric array is in this list"), (tensor(), "cuda:0", ValueError, "not on cuda:0")):
+        Box = dataclasses.make_dataclass("Box", ["items"])
+        assert pinpool.torch.to_device([tensor(), Box(["name", np.array(["text"])])], stream=gpu)[1] == Box(["name", np.array(["text"])])
+        for batch, device, error, said in (
+            ([np.array(["text"]), 7], "cuda", TypeError, "neither a tensor nor a numeric array is in this list"),
+            ([tensor(), Box({"x": [np.ones(2)]})], "cuda", TypeError, "the tensors of a Box would not be copied: pass them in a dict"),
+            (tensor(), "cuda:0", ValueError, "not on cuda:0"),
+        ):
             try: pinpool.torch.to_device(batch, device, stream=gpu)
             except error as found: assert said in str(found), found
             else: raise AssertionError(said)

@@ -123,7 +123,7 @@ def test_reserve_trim_and_limit(pool):
     pool.trim(0)
     pool.maintain()
     assert pool.stats()["memory"]["idle"] == 0
-    assert pool.backend == "heap"
+    assert (pool.backend, pool.pinned_by) == ("heap", None)
     pool.set_max_bytes("16MiB")
     assert pool.stats()["limits"]["max_bytes"] == pool.max_bytes == 16 * MIB
     for unlimited in ("none", None):

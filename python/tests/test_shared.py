@@ -13,7 +13,7 @@ import pytest
 
 import pinpool
 from helpers import heap, until
-from pinpool import _packed
+from pinpool import _batches
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -118,11 +118,11 @@ def ignore_the_request_to_end(connection):
 
 
 def test_a_worker_that_ignores_the_request_to_end_is_killed(shared, started, monkeypatch):
-    monkeypatch.setattr(_packed, "_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(_batches, "_JOIN_SECONDS", 0.1)
     ours, theirs = multiprocessing.Pipe()
     worker = started("fork", ignore_the_request_to_end, theirs)
     assert ours.poll(300)
-    _packed._end_workers(shared, types.SimpleNamespace(_workers=[worker], _shutdown_workers=worker.terminate))
+    _batches._end_workers(shared, types.SimpleNamespace(_workers=[worker], _shutdown_workers=worker.terminate), 1)
     worker.join(300)
     assert worker.exitcode == -signal.SIGKILL
 

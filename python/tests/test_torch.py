@@ -232,6 +232,9 @@ def test_snapshots_have_the_blocks_and_their_history():
         has_history = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
         assert probe.history() == ("aarfo" if has_history else "")
         assert probe.segments() == (1 if has_history else 0)
+        probe.set("has_no_context", True)
+        kept.free()  # Called by a destructor, so an exception would end the process.
+        assert probe.history() == ("aarforf" if has_history else "")
     """)
 
 

@@ -88,6 +88,30 @@ def test_install_logs_the_limit_if_it_is_the_default(stand_in, monkeypatch, capl
     assert len(logged) == lines and all("three quarters of 16.0GiB (machine)" in text for text in logged)
 
 
+@pytest.mark.parametrize(
+    ("environ", "num_initialized", "is_warned"),
+    [
+        ({}, 0, False),
+        ({"WORLD_SIZE": "1"}, 1, False),
+        ({"WORLD_SIZE": "8"}, 0, True),
+        ({}, 8, True),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, 8, False),
+    ],
+)
+def test_a_limit_of_several_ranks_of_unknown_number_is_a_warning(stand_in, monkeypatch, caplog, environ, num_initialized, is_warned):
+    distributed = types.ModuleType("torch.distributed")
+    distributed.is_available, distributed.is_initialized = lambda: True, lambda: num_initialized > 0
+    distributed.get_world_size = lambda: num_initialized
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.INFO, logger="pinpool"):
+        pinpool.torch.install(backend="heap")
+    [record] = [record for record in caplog.records if record.getMessage().startswith("torch limit: ")]
+    assert (record.levelno == logging.WARNING) == is_warned == ("LOCAL_WORLD_SIZE is not set" in record.getMessage())
+
+
 def test_the_memory_of_this_process_is_known():
     total, origin = _pinpool._host_memory()
     assert total > 0 and (origin == "machine" or origin.startswith("cgroup limit /"))
@@ -141,3 +165,15 @@ def test_a_second_pool_and_a_pool_with_settings_are_refused(stand_in, pool):
     assert pinpool.torch.install(pool) is pool
     with pytest.raises(pinpool.AlreadyInstalledError, match="uninstall"):
         pinpool.torch.install(pool)
+
+
+def test_an_uninstall_that_torch_refuses_raises_the_text(stand_in, monkeypatch):
+    def refuse(left, error, error_bytes):
+        error.value = b"no priority"
+        return 2
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pinpool.torch._library, "pinpool_torch_uninstall", refuse)
+        with pytest.raises(pinpool.BackendError, match="torch's allocator was not restored: no priority"):
+            pinpool.torch.uninstall()
+    assert pinpool.torch.uninstall() == 0

@@ -131,6 +131,12 @@ def test_a_loader_without_batches_keeps_no_buffer(shared):
     assert free(shared) == 9
 
 
+def test_an_error_for_too_few_buffers_names_the_number_that_suffices():
+    shared = pinpool.SharedPool("64KiB", num_buffers=4, pool=heap())
+    with pytest.raises(pinpool.LimitError, match="set num_buffers=6"):
+        numbers(shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate)))
+
+
 @pytest.mark.parametrize(("workers", "kept"), [(0, 9), (1, 8), (2, 6)])
 def test_keeping_too_many_batches_fails_immediately_but_not_at_the_end(shared, workers, kept):
     def loader(samples):
@@ -167,6 +173,14 @@ def test_the_error_for_keeping_too_many_batches_does_not_wait_for_workers(shared
     assert set(statuses) == {0}, "torch killed no worker"
     del batches, batch
     assert numbers(shared.batches(DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=shared.collate))) == list(range(50))
+
+
+@pytest.mark.parametrize(("module", "is_warned"), [("torch.utils.data.dataloader", True), (__name__, False)])
+def test_a_torch_without_the_private_names_of_its_workers_is_reported(shared, caplog, module, is_warned):
+    iterator = type("Iterator", (), {"__module__": module, "__next__": lambda self: next(iter(())), "_workers": (), "_persistent_workers": False})()
+    loader = type("Loader", (), {"num_workers": 2, "__iter__": lambda self: iterator})()
+    assert list(shared.batches(loader)) == []
+    assert any("torch workers: this torch has no _shutdown_workers, so" in text for text in caplog.messages) == is_warned
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -33,11 +33,11 @@ pub(crate) struct GrowthLimits {
     pub(crate) over_bytes: u64,
     /// Whether separate regions may be decommitted now: a decommit does not wait for the device, or nothing else makes room.
     pub(crate) may_decommit_regions: bool,
-    /// The longest step or separate region to commit per call, unless one buffer, or several of `largest_bytes`, need more.
+    /// The longest step or separate region to commit per call, unless one buffer, or several of `largest_miss_bytes`, need more.
     /// Steps are short while copies run if a commit delays copies; 0 once the source has refused more than one buffer.
     pub(crate) step_bytes: u64,
     /// The size of the largest recent miss, or 0. A region should have room for several such buffers.
-    pub(crate) largest_bytes: u64,
+    pub(crate) largest_miss_bytes: u64,
     /// The most bytes that were committed at a miss lately. Steps are long until as many bytes are committed again.
     pub(crate) known_bytes: u64,
 }
@@ -50,7 +50,7 @@ impl GrowthLimits {
         over_bytes: 0,
         may_decommit_regions: true,
         step_bytes: u64::MAX,
-        largest_bytes: 0,
+        largest_miss_bytes: 0,
         known_bytes: u64::MAX,
     };
 }
@@ -119,7 +119,7 @@ impl Arena {
         }
         // The granules of the buffer and the remapped granules are no longer idle, so they are not decommitted.
         let mut steps = Vec::new();
-        for extent in self.longest_idle(origins.decommitted) {
+        for extent in self.longest_idle(origins.decommitted_bytes) {
             self.take_idle(extent, &mut idle_before);
             steps.push(Step::Decommit { extent });
         }
@@ -134,14 +134,10 @@ impl Arena {
             group.targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(group.remapped_bytes)
         };
         let commit: u64 = origins.by_size.iter().map(to_commit).sum();
-        let Some(group) = origins.by_size.last().filter(|&group| to_commit(group) > 0 && origins.decommitted == 0)
-        else {
-            return 0;
-        };
-        let Some((last, run)) = group.targets.last().and_then(|&last| Some((last, self.uncommitted.around(last)?)))
-        else {
-            return 0;
-        };
+        let group = origins.by_size.last().filter(|_| origins.decommitted_bytes == 0);
+        let Some(group) = group.filter(|&group| to_commit(group) > 0) else { return 0 };
+        let Some(&last) = group.targets.last() else { return 0 };
+        let Some(run) = self.uncommitted.around(last) else { return 0 };
         let (of_size, granule_bytes) = self.all_of_size(last);
         let held = self.stats.committed_bytes;
         let known = (held / STEP_SHARE).min(limits.known_bytes.saturating_sub(held));
@@ -165,35 +161,38 @@ impl Arena {
     /// not suffice.
     fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Option<GranuleOrigins> {
         let grid = Grid::around(hull, self.sizes);
-        let missing: u64 = targets.iter().map(|target| target.bytes()).sum();
-        let mut idle_elsewhere = self.idle.bytes() - self.idle.within(hull).map(|run| run.extent.bytes()).sum::<u64>();
+        let missing_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
+        let mut idle_bytes = self.idle.bytes() - self.idle.within(hull).map(|run| run.extent.bytes()).sum::<u64>();
         // policy-R7: remap the free bytes in excess of a tenth of the bytes in use. policy-R8: at the limit, remap the bytes that
         // would exceed the limit.
         let hole_bytes = self.holes[HoleSet::Shared as usize].bytes();
-        let mut spare = hole_bytes.saturating_sub(self.stats.live_bytes / SPARE_SHARE);
-        let mut over_limit = missing.saturating_sub(limits.commit_bytes);
-        let mut to_commit = missing;
-        let (mut by_size, mut largest_bytes) = (Vec::new(), 1);
+        let mut spare_bytes = hole_bytes.saturating_sub(self.stats.live_bytes / SPARE_SHARE);
+        let mut excess_bytes = missing_bytes.saturating_sub(limits.commit_bytes);
+        let mut to_commit_bytes = missing_bytes;
+        let (mut by_size, mut largest_granule_bytes) = (Vec::new(), 1);
         for zone in grid.zones(hull) {
             let of_size: Vec<_> = targets.iter().filter_map(|target| target.common(zone)).collect();
             let Some(&first) = of_size.first() else { continue };
             let (size, granule_bytes) = self.all_of_size(first);
-            let wanted = (spare / granule_bytes * granule_bytes).max(over_limit.next_multiple_of(granule_bytes));
-            let wanted = wanted.min(of_size.iter().map(|target| target.bytes()).sum());
+            let wanted_bytes =
+                (spare_bytes / granule_bytes * granule_bytes).max(excess_bytes.next_multiple_of(granule_bytes));
+            let wanted_bytes = wanted_bytes.min(of_size.iter().map(|target| target.bytes()).sum());
             // The search stops at the wanted bytes, because there may be thousands of idle runs.
             let outside = self.idle.within(size).flat_map(|run| run.extent.without(hull)).flatten();
-            let remapped = first_bytes(outside, wanted, |_, end| end).into_iter().map(Extent::bytes).sum();
-            (spare, over_limit) = (spare.saturating_sub(remapped), over_limit.saturating_sub(remapped));
-            (idle_elsewhere, to_commit) = (idle_elsewhere - remapped, to_commit - remapped);
-            by_size.push(SizeGroup { targets: of_size, remapped_bytes: remapped });
-            largest_bytes = granule_bytes;
+            let remapped_bytes = first_bytes(outside, wanted_bytes, |_, end| end).into_iter().map(Extent::bytes).sum();
+            spare_bytes = spare_bytes.saturating_sub(remapped_bytes);
+            excess_bytes = excess_bytes.saturating_sub(remapped_bytes);
+            idle_bytes -= remapped_bytes;
+            to_commit_bytes -= remapped_bytes;
+            by_size.push(SizeGroup { targets: of_size, remapped_bytes });
+            largest_granule_bytes = granule_bytes;
         }
         // Idle granules of other sizes cannot be remapped to the targets. They are decommitted to make room, or because they are
         // spare.
-        let to_release = if over_limit == 0 { 0 } else { over_limit.saturating_add(limits.over_bytes) };
-        let spare = spare / largest_bytes * largest_bytes;
-        let decommitted = to_release.max(spare.min(to_commit).min(idle_elsewhere));
-        (decommitted <= idle_elsewhere).then_some(GranuleOrigins { by_size, decommitted })
+        let release_bytes = if excess_bytes == 0 { 0 } else { excess_bytes.saturating_add(limits.over_bytes) };
+        let spare_bytes = spare_bytes / largest_granule_bytes * largest_granule_bytes;
+        let decommitted_bytes = release_bytes.max(spare_bytes.min(to_commit_bytes).min(idle_bytes));
+        (decommitted_bytes <= idle_bytes).then_some(GranuleOrigins { by_size, decommitted_bytes })
     }
 
     /// Returns the extent of all granules in the range of `extent` with the same size as its first granule, and that size.
@@ -236,7 +235,7 @@ impl Arena {
             }
         }
         let limit_bytes = room(freed);
-        let at_once = (limits.step_bytes, limits.largest_bytes);
+        let at_once = (limits.step_bytes, limits.largest_miss_bytes);
         let size = |within| region_bytes(in_set - replaced, bytes, replaced, within, at_once);
         let region = self.held_within(limit_bytes, size)?;
         let id = self.add_range(RangeKind::Separate, region, own)?;
@@ -285,7 +284,7 @@ impl Arena {
 struct GranuleOrigins {
     by_size: Vec<SizeGroup>,
     /// Bytes of idle granules that are decommitted instead of remapped: to make room, or because they are spare.
-    decommitted: u64,
+    decommitted_bytes: u64,
 }
 
 /// Targets with granules of one size.

@@ -51,8 +51,8 @@ mod size_history;
 
 #[cfg(test)]
 mod tests {
-    mod model;
     mod ranges;
+    mod reference;
     mod zones;
 }
 

@@ -34,19 +34,19 @@ const SEVERAL_BYTES_MAX: u64 = 44 << 20;
 
 /// Returns the length of the next region for buffers of `class_bytes`, a multiple of `class_bytes`; `None` if no buffer fits.
 /// The other regions of the set have `held_bytes`. At most `limit_bytes` may be committed. At most `step_bytes` should be
-/// committed per call, unless one buffer, or several of `largest_bytes`, need more. A region that replaces empty regions of
+/// committed per call, unless one buffer, or several of `largest_miss_bytes`, need more. A region that replaces empty regions of
 /// `replaced_bytes` has at least that many bytes, and then need not be a multiple of `class_bytes`, if these limits permit it.
 pub(super) fn region_bytes(
     held_bytes: u64,
     class_bytes: u64,
     replaced_bytes: u64,
     limit_bytes: u64,
-    (step_bytes, largest_bytes): (u64, u64),
+    (step_bytes, largest_miss_bytes): (u64, u64),
 ) -> Option<u64> {
     let many = class_bytes.saturating_mul(MANY_BUFFERS).min(MANY_BYTES_MAX);
     let several = match class_bytes {
         ..=SMALL_BYTES_MAX => 0,
-        _ => largest_bytes.saturating_mul(SEVERAL_LARGEST).min(SEVERAL_BYTES_MAX),
+        _ => largest_miss_bytes.saturating_mul(SEVERAL_LARGEST).min(SEVERAL_BYTES_MAX),
     };
     let least = REGION_BYTES_MIN.max(many).max(several).max(class_bytes);
     let most = REGION_BYTES_MAX.max(class_bytes);

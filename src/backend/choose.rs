@@ -287,7 +287,8 @@ pub(crate) fn driver_source(name: &str, options: PinOptions<'_>, is_named: bool)
     match name {
         "vmm" => VmmSource::for_pool(&options, is_named).map(|source| Arc::new(source) as _),
         "register" => RegisterSource::for_pool(&options).map(|source| Arc::new(source) as _),
-        _ => CudaSource::new(options.device).map(|source| Arc::new(source) as _),
+        "cuda" => CudaSource::new(options.device).map(|source| Arc::new(source) as _),
+        _ => return Err(format!("{name} is not a driver backend")),
     }
     .map_err(|error| error.to_string())
 }
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn without_linux_memory_is_not_pinned_and_backends_that_pin_are_refused() {
+    fn without_linux_memory_is_not_pinned_and_other_backends_are_refused() {
         let choose = |backend: &Backend| choose_on(backend, options(true), false);
         let chosen = choose(&Backend::Auto).unwrap();
         assert_eq!((chosen.source.name(), chosen.findings[0].severity), ("heap", Severity::Warning));
@@ -331,6 +332,8 @@ mod tests {
             let error = choose(&backend).unwrap_err().to_string();
             assert!(error.contains(backend.name()) && error.contains("needs Linux"), "{error}");
         }
+        #[cfg(feature = "cuda")]
+        assert_eq!(driver_source("cud", options(true), true).unwrap_err(), "cud is not a driver backend");
     }
 
     #[cfg(not(miri))]

@@ -8,28 +8,9 @@ use std::time::Instant;
 
 use super::virtual_memory::VirtualMemory;
 use crate::error::SourceError;
+pub use crate::policy::PinnedBy;
 use crate::report::Finding;
 use pinpool_os::host::PAGE_BYTES;
-
-/// The component that pins memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PinnedBy {
-    /// The CUDA driver: `cuMemHostRegister`, `cuMemHostAlloc` or virtual memory.
-    Driver,
-    /// The kernel: `mlock`. CUDA copies such memory as pageable memory.
-    Kernel,
-}
-
-impl PinnedBy {
-    /// Returns its name in statistics, log lines and JSON: `driver` or `kernel`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Driver => "driver",
-            Self::Kernel => "kernel",
-        }
-    }
-}
 
 /// Memory that a source returned and has not taken back.
 ///

@@ -217,7 +217,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Unmaps moved granules at their old addresses. Makes slow calls.
+    /// Unmaps moved granules at their old addresses. The call may be slow.
     ///
     /// # Errors
     ///

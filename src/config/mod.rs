@@ -75,7 +75,7 @@ pub enum OnFull {
 pub enum SharedLimitName {
     /// No shared limit.
     #[default]
-    Disabled,
+    None,
     /// The shared limit named `auto`, if the environment shows that this process is one of several on the host: a torchrun rank
     /// (`LOCAL_WORLD_SIZE` above 1, otherwise `RANK`, `LOCAL_RANK` or `TORCHELASTIC_RUN_ID`), or a Ray process (`RAY_JOB_ID` or
     /// `RAY_RAYLET_PID`).

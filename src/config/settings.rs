@@ -35,8 +35,8 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        /// In code, the variant [`Named`](SharedLimitName::Named), `Auto` or `Disabled`.
-        "PINPOOL_LEDGER" = SharedLimitName::Disabled, ledger(SharedLimitName): SharedLimitName as word();
+        /// In code, the variant [`Named`](SharedLimitName::Named), `Auto` or `None`.
+        "PINPOOL_LEDGER" = SharedLimitName::None, ledger(SharedLimitName): SharedLimitName as word();
 
         group "Waiting";
 
@@ -239,7 +239,7 @@ impl Config {
             (
                 "PINPOOL_HUGETLB",
                 self.hugetlb != HugeTlb::Off && !has_huge_pages,
-                "has no effect without PINPOOL_RESERVE or PINPOOL_BACKEND=register",
+                "has an effect only on register under the preset adaptive, or for a PINPOOL_RESERVE of vmm, mlock or heap that is waited for",
             ),
             ("PINPOOL_RESERVE_WAIT", !self.reserve_wait && !has_reserve, "has no effect without PINPOOL_RESERVE"),
             ("PINPOOL_ON_FULL", waits_forever, "has no effect with PINPOOL_WAIT=none, which never ends"),

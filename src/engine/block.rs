@@ -47,7 +47,7 @@ pub(super) struct BlockBody<P> {
     /// Number of the head of the wait queue that this block's request passed; 0 if it passed none.
     passed_head: u64,
     /// When the block's first use or its time in flight began: the pool's time in microseconds, plus one; 0 if unknown.
-    since: u64,
+    since_us: u64,
     /// The record of a tagged or sampled request.
     tag_row: Option<TagRow>,
     /// The block's claim in the partition of its user.
@@ -80,7 +80,7 @@ impl<P> Block<P> {
             class_bytes: class.bytes,
             copy_fences: CopyFences::default(),
             passed_head: 0,
-            since: 0,
+            since_us: 0,
             tag_row: None,
             claim: None,
         };
@@ -247,7 +247,7 @@ impl<P> Block<P> {
 
     /// Returns whether a miss found the block for its present user, or the block is in flight.
     pub(super) fn is_timed(&self) -> bool {
-        self.0.since > 0
+        self.0.since_us > 0
     }
 
     /// Returns the number of the head of the wait queue that this block's request passed; 0 if it passed none.
@@ -257,13 +257,13 @@ impl<P> Block<P> {
 
     /// Records that the first use of the block, or its time in flight, begins at `now_us`.
     pub(super) fn start_timing(&mut self, now_us: u64) {
-        self.0.since = now_us.saturating_add(1);
+        self.0.since_us = now_us.saturating_add(1);
     }
 
     /// Ends the first use or the time in flight, and returns when it began; `None` if a hit began the use.
     #[inline]
     pub(super) fn stop_timing(&mut self) -> Option<u64> {
-        std::mem::take(&mut self.0.since).checked_sub(1)
+        std::mem::take(&mut self.0.since_us).checked_sub(1)
     }
 
     pub(super) fn set_passed_head(&mut self, number: u64) {

@@ -211,8 +211,8 @@ impl<T> InFlight<T> {
                     swept.completed.push(copy.item);
                     continue;
                 }
-                let is_queried = scope == QueryScope::All || scope == QueryScope::Unknown && known.is_none();
-                pending.extend(is_queried.then_some(queue.key));
+                let needs_query = scope == QueryScope::All || scope == QueryScope::Unknown && known.is_none();
+                pending.extend(needs_query.then_some(queue.key));
                 break;
             }
         }
@@ -232,15 +232,15 @@ impl<T> InFlight<T> {
     /// or `None` if the queue is empty or another thread is querying it.
     fn begin_query(&self, key: u64) -> Option<Candidate> {
         let mut state = self.state.lock();
-        let queue = state.find(key).filter(|queue| !queue.is_queried)?;
+        let queue = state.find(key).filter(|queue| !queue.is_being_queried)?;
         let first = queue.head()?;
-        queue.is_queried = true;
+        queue.is_being_queried = true;
         Some(first)
     }
 
     fn end_query(&self, key: u64) {
         if let Some(queue) = self.state.lock().find(key) {
-            queue.is_queried = false;
+            queue.is_being_queried = false;
         }
     }
 
@@ -296,9 +296,9 @@ impl<T> InFlight<T> {
         }
         let swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
         let mut ended = FinalSweep { swept, abandoned: Vec::new(), recovered, lost };
-        for Queue { copies, is_queried, .. } in queues {
+        for Queue { copies, is_being_queried, .. } in queues {
             for PendingCopy { item, fences, .. } in copies {
-                match if is_queried { Ok(false) } else { query(&fences) } {
+                match if is_being_queried { Ok(false) } else { query(&fences) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
                     Err(FenceFailure { error, .. }) => {

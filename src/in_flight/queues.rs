@@ -38,7 +38,7 @@ pub(super) struct Queue<T> {
     /// a delay.
     pub(super) key: u64,
     pub(super) copies: VecDeque<PendingCopy<T>>,
-    pub(super) is_queried: bool,
+    pub(super) is_being_queried: bool,
 }
 
 /// Which fences a sweep queries.
@@ -76,9 +76,9 @@ impl<T> CopiesInFlight<T> {
             return queue.copies.push_back(copy);
         }
         if self.queues.len() > KEPT_QUEUES {
-            self.queues.retain(|queue| queue.is_queried || !queue.copies.is_empty());
+            self.queues.retain(|queue| queue.is_being_queried || !queue.copies.is_empty());
         }
-        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_queried: false });
+        self.queues.push(Queue { key, copies: VecDeque::from([copy]), is_being_queried: false });
     }
 }
 

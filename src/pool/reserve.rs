@@ -8,7 +8,7 @@ use crate::error::{ErrorKind, Result};
 impl Pool {
     /// Pins `bytes` more by the fastest method of the backend, and keeps them pinned until the pool ends. If an earlier reserve was
     /// abandoned, its missing bytes are pinned first. Only memory that was pinned in the background may be released earlier, by a
-    /// [lower limit](Self::set_max_bytes). Logs its progress. Makes slow calls.
+    /// [lower limit](Self::set_max_bytes). Logs its progress. Calls the driver or the kernel, so it may take seconds.
     ///
     /// `register` and usually `vmm` pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is
     /// longer than its slice. If the driver refuses further slices, the call succeeds with a shorter reserve and a warning;

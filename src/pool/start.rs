@@ -180,7 +180,7 @@ impl PoolStart {
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
         let (config, log) = (&self.settings.config, &self.log);
         let name = match &config.ledger {
-            SharedLimitName::Disabled => return Ok(None),
+            SharedLimitName::None => return Ok(None),
             SharedLimitName::Auto if !env::is_one_of_several() => return Ok(None),
             SharedLimitName::Auto => "auto",
             SharedLimitName::Named(name) => name,

@@ -64,7 +64,7 @@ impl Pool {
 
     /// Pins writable memory that the caller mapped (anonymous, memfd or tmpfs) with the pool's backend. The bytes count towards
     /// the pool's limit, and idle memory is released if necessary. Read-only and file-system mappings may be refused. `owner`
-    /// keeps the memory mapped. Makes slow calls.
+    /// keeps the memory mapped. Calls the driver or the kernel, so it may take milliseconds.
     ///
     /// Parts of the memory can then be copied to a device directly: [`adopt`](Self::adopt) makes a part a buffer.
     ///

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Histogram;
 use super::entry::{Kind, Statistic, ToStatistics};
-use crate::policy::Preset;
+use crate::policy::{PinnedBy, Preset};
 
 /// Declares a group of statistics. Each statistic has a help text (the first line of its comment), optional further documentation,
 /// a name, a type and a [`Kind`].
@@ -79,8 +79,8 @@ pub struct Stats {
     pub preset: Preset,
     /// Name of the backend, as in `PINPOOL_BACKEND`.
     pub backend: &'static str,
-    /// Name of the [`PinnedBy`](crate::PinnedBy) of the backend's memory; `None` for `heap`.
-    pub pinned_by: Option<&'static str>,
+    /// The component that pins the backend's memory; `None` for `heap`.
+    pub pinned_by: Option<PinnedBy>,
     /// Requests for buffers.
     pub requests: RequestStats,
     /// Buffers and bytes by state, and driver calls.

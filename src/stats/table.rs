@@ -9,7 +9,7 @@ use pinpool_os::format::{Size, Time};
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.as_ref().map(|name| format!("[{name}]")).unwrap_or_default();
-        let pinned = self.pinned_by.map_or("not pinned".to_owned(), |by| format!("pinned by the {by}"));
+        let pinned = self.pinned_by.map_or("not pinned".to_owned(), |by| format!("pinned by the {}", by.name()));
         let percent = 100.0 * self.requests.hit_rate();
         write!(f, "pool{name}: {} on {}, {pinned}, {percent:.1}% hits", self.preset, self.backend)?;
         let list = self.list();

@@ -66,7 +66,7 @@ fn the_backend_gpu_uses_the_best_gpu_backend_or_fails() {
         let builder = || Pool::builder().without_env().backend(Backend::Gpu);
         let pool = builder().build().unwrap();
         let stats = pool.stats();
-        assert_eq!((stats.backend, stats.pinned_by), ("vmm", Some("driver")));
+        assert_eq!((stats.backend, stats.pinned_by), ("vmm", Some(PinnedBy::Driver)));
         assert!(pool.get(4096).unwrap().pinned_by() == Some(PinnedBy::Driver));
         assert_eq!(builder().preset(Preset::TensorFlow).build().unwrap().stats().backend, "cuda");
         driver.fail_from("cuMemCreate", 1, Code::NOT_SUPPORTED);

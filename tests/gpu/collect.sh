@@ -34,10 +34,10 @@ strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpoo
 # C programs: one that uses the C library, and one that does not know pinpool.
 # A stub replaces the driver while the first program is linked.
 stub=$(mktemp -d)
-cc -O1 -Icrates/capi/include -c crates/capi/examples/on_stream.c -o "$stub/on_stream.o"
-nm -u "$stub/on_stream.o" | sed -n 's/.* \(cu[A-Z].*\)/void \1(void) {}/p' >"$stub/driver.c"
+cc -O1 -Icrates/capi/include -c crates/capi/examples/copy_batches.c -o "$stub/copy_batches.o"
+nm -u "$stub/copy_batches.o" | sed -n 's/.* \(cu[A-Z].*\)/void \1(void) {}/p' >"$stub/driver.c"
 cc -shared -Wl,-soname,libcuda.so.1 -o "$stub/libcuda.so.1" "$stub/driver.c"
-cc -o "$folder/on_stream" "$stub/on_stream.o" "$folder/libpinpool.so.0" "$stub/libcuda.so.1" '-Wl,-rpath,$ORIGIN'
+cc -o "$folder/copy_batches" "$stub/copy_batches.o" "$folder/libpinpool.so.0" "$stub/libcuda.so.1" '-Wl,-rpath,$ORIGIN'
 rm -r "$stub"
 cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
 
@@ -53,6 +53,6 @@ install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
 
 # What run.sh has a step for, by its file.
-for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 on_stream libpinpool_preload.so steps "pinpool-*.whl" torch_allocator.py libraries.py pinned_copies.py workers.py; do
+for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 copy_batches libpinpool_preload.so steps "pinpool-*.whl" torch_allocator.py libraries.py pinned_copies.py workers.py; do
     compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
 done

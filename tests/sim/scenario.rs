@@ -162,7 +162,7 @@ ops! {
     FailQuery = "fail_query" (stream),
     /// The next copy is refused.
     RefuseCopy = "refuse_copy" (stream),
-    /// The next copy is enqueued or not: nobody knows.
+    /// It is unknown whether the next copy is enqueued.
     UnknownCopy = "unknown_copy" (stream),
     /// Ends all faults of the source.
     Heal = "heal" (),

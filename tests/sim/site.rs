@@ -34,7 +34,7 @@ struct Owner {
     is_held: bool,
     copies: u32,
     was_copied: bool,
-    /// Nobody knows whether a device uses them.
+    /// It is unknown whether a device uses them.
     is_lost: bool,
 }
 

@@ -89,7 +89,7 @@ pub(crate) struct World {
     /// The step that runs.
     at: Cell<usize>,
     trace: Cell<u64>,
-    /// A copy failed, or nobody knows whether it did.
+    /// A copy failed, or may have failed.
     pub(crate) device_failed: Cell<bool>,
     has_limit: Cell<bool>,
     /// A reserve was made, or the limit changed: there may be less than a waiting request needs.
@@ -563,7 +563,7 @@ impl World {
         let (len, mut target) = (held.len(), SimTarget::new(held.start, held.value, GivesUp::Never));
         let copied = held.buf.copy_range_to(0..len, &self.stream(stream), &mut target);
         self.note(u64::from(copied.is_ok()));
-        // A copy that nobody knows of took the buffer away.
+        // A copy of unknown outcome took the buffer away.
         if !target.gave_up.get() {
             self.held.borrow_mut().push(held);
         } else if !held.buf.is_empty() {

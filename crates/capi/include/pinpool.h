@@ -1,4 +1,4 @@
-/* Generated from the comments of crates/capi/src: WRITE_HEADER=1 cargo test -p pinpool-capi header */
+/* Generated from crates/capi/src and crates/capi/tests/c/{top,macros}.h: WRITE_HEADER=1 cargo test -p pinpool-capi header */
 
 /*
  * pinpool: a pool of pinned host memory for CUDA transfers.
@@ -74,11 +74,11 @@ extern "C" {
 /**
  * The result of a function. The numbers never change; later versions may add codes.
  *
- * Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
- * comment says otherwise. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The comment of each
- * function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its text: one or more
- * lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed nothing, and its results
- * are stored as NULL or 0.
+ * Every function that takes a pool may return PP_UNKNOWN_POOL or PP_FORKED and, unless its comment allows NULL,
+ * PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The
+ * comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its
+ * text: one or more lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed
+ * nothing, and its results are stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -95,11 +95,11 @@ typedef enum {
    * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
    * requests are waiting. A later call may succeed.
    */
-  PP_LIMIT = 5,
-  /** No buffer of this size is idle. Only from pp_try_get and pp_try_get_with. */
+  PP_OVER_LIMIT = 5,
+  /** No buffer of this size is idle, or the partition is full. Only from pp_try_get and pp_try_get_with. */
   PP_NONE_IDLE = 6,
   /** The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset. */
-  PP_BACKEND = 7,
+  PP_MEMORY_REFUSED = 7,
   /** The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown. */
   PP_DEVICE = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
@@ -109,7 +109,7 @@ typedef enum {
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
   /** The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused. */
-  PP_CAPTURING = 12,
+  PP_STREAM_CAPTURING = 12,
   /** The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event. */
   PP_INVALID_HANDLE = 13,
   /** 4096 pools and partitions are open or have buffers in use. Close one. */
@@ -161,8 +161,8 @@ typedef struct {
   /** The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
   size_t alignment;
   /**
-   * The longest wait for room, in milliseconds. With 0 to 100 the call may wait up to 100 ms for driver calls of other
-   * threads. Initially PP_DEFAULT_WAIT.
+   * The longest wait for room, in milliseconds. Even with a shorter timeout, the call may wait up to 100 ms for driver calls of
+   * other threads. Initially PP_DEFAULT_WAIT.
    */
   uint64_t timeout_ms;
   /**
@@ -184,7 +184,7 @@ typedef void (*pp_release_fn)(void *ptr, void *user_data);
 /** The version of the library: "0.1.0", as PP_VERSION of the header that belongs to it. Static. */
 const char *pp_version(void);
 
-/** The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL. */
+/** The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status. Static, never NULL. */
 const char *pp_status_name(int status);
 
 /**
@@ -197,8 +197,8 @@ const char *pp_last_error(pp_status *status);
 
 /**
  * Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
- * Without a callback, or with PP_LOG_OFF, log lines are dropped, but the first warnings about settings and about each problem of
- * the machine go to standard error.
+ * Without a callback, or with PP_LOG_OFF, log lines are dropped, but each kind of warning about settings or the machine is
+ * written once to standard error.
  *
  * When this function returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may
  * be freed. The caller must not hold a lock that the earlier callback takes. A call from inside a callback does not wait. Each
@@ -231,9 +231,9 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
- * - PP_BACKEND: the driver or the kernel refused the whole reserve (see pp_reserve).
- * - PP_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code is
- *   PP_INVALID_SETTING.
+ * - PP_MEMORY_REFUSED: the driver or the kernel refused the whole reserve (see pp_reserve).
+ * - PP_OVER_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code
+ *   is PP_INVALID_SETTING.
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  */
 PP_NODISCARD pp_status pp_pool_open(const char *config, pp_pool **pool);
@@ -265,12 +265,16 @@ pp_status pp_pool_shutdown(pp_pool *pool);
  * PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
  * call pp_pool_shutdown and join such threads first.
  *
- * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
- * returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
- * memory. Under `register` and `cuda`, pp_pool_close itself waits, even if buffers are in use. While other calls on the pool run,
- * the last of those calls waits instead. After 30 s the call waits only while copies keep completing; the memory of the remaining
- * copies (`register`, `cuda`: of the pool) stays pinned, the log says so, and the result is still PP_OK. Open partitions keep
- * the memory of a closed pool and still serve requests: close them first.
+ * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. Open partitions
+ * keep the memory of a closed pool and still serve requests: close them first. The memory is released by one call, which first
+ * waits until no copy is in flight:
+ *
+ * - no buffer in use: this call.
+ * - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
+ * - other calls on the pool are running: the last of them does what this call would do.
+ *
+ * The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
+ * memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
  *
  * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
  * libraries. May be called from a log callback. A process may exit without closing its pools.
@@ -283,20 +287,21 @@ pp_status pp_pool_close(pp_pool *pool);
  * `vmm` and `register` pin the reserve in slices of at most 128 MiB, and a request must fit into one slice. Needs the preset
  * adaptive.
  *
- * - PP_LIMIT: over the limit.
+ * - PP_OVER_LIMIT: the reserve exceeds the limit, or would leave no room for a waiting request.
  * - PP_INVALID_SETTING: the preset is tensorflow.
- * - PP_BACKEND: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a smaller
- *   reserve and returns PP_OK.
+ * - PP_MEMORY_REFUSED: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a
+ *   smaller reserve and returns PP_OK.
  */
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
- * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned in
- * the background of a reserve. The memory of returned buffers is released within a second by the maintenance thread, by
- * pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but under `vmm`, `mlock` and `heap` the
- * pool has addresses only for 8 times its first limit, at least 16 GiB and at most 4 TiB. A partition has its own limit, which
- * releases nothing, and its pool's limit applies as well.
+ * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned
+ * in the background of a reserve, which under `register` and `cuda` waits for all work of the device. The memory of returned
+ * buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
+ * limit serves waiting requests, but under `vmm`, `mlock` and `heap` the pool has addresses only for 8 times its first limit,
+ * at least 16 GiB and at most 4 TiB. A partition has its own limit, which releases nothing, and its pool's limit applies as
+ * well.
  *
  * - PP_INVALID_ARGUMENT: `max_bytes` is 0.
  */
@@ -304,13 +309,14 @@ pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
 
 /**
  * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use
- * or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device.
+ * or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with the preset adaptive
+ * it releases nothing there while a buffer is quarantined.
  */
 pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
 /**
  * For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
- * returns and evictions. With the preset adaptive, use pp_trim.
+ * returns and evictions. With the preset adaptive, it releases as pp_trim with 0 does; use pp_trim there.
  */
 pp_status pp_clear(pp_pool *pool);
 
@@ -338,8 +344,9 @@ void pp_string_free(char *text);
  * driver refuses while pools of this process hold memory, the call waits up to PINPOOL_WAIT. Then it fails or, with
  * PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
  *
- * - PP_LIMIT: over the limit after the wait.
- * - PP_BACKEND: the driver or the kernel refused, or the device was reset. After a reset no request of this pool succeeds.
+ * - PP_OVER_LIMIT: over the limit after the wait.
+ * - PP_MEMORY_REFUSED: the driver or the kernel refused, or the device was reset. After a reset no request of this pool
+ *   succeeds.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
 PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
@@ -352,7 +359,7 @@ PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
  *     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
  *
  * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_size` is not its size in this version or an earlier one.
- * - PP_LIMIT: over the limit after the wait.
+ * - PP_OVER_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
 PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
@@ -361,7 +368,8 @@ PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_opt
  * Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
  * a pool may test the backends (see pp_pool_open).
  *
- * - PP_NONE_IDLE: no such buffer is idle. This is not an error, so pp_last_error does not change.
+ * - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
+ *   error, so pp_last_error does not change.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
 PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
@@ -381,7 +389,8 @@ PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_get
  *
  * `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
  *
- * - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
+ * - PP_INVALID_ARGUMENT: 0 bytes or more than PTRDIFF_MAX, `pool` is a partition, or a buffer that starts at `ptr` is in use.
+ *   Memory that overlaps a buffer is not detected.
  *
  * `on_release` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
  */
@@ -390,9 +399,8 @@ PP_NODISCARD pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_p
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
  * If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
- * of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
- * is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits while another thread
- * records work on the buffer.
+ * of these has failed, pp_put is still allowed; pp_put_after_stream says after which codes the memory is then reused. Any thread
+ * may call this function. It waits while another thread records work on the buffer.
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
  *   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -406,16 +414,17 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * destroyed (cuCtxDestroy) only after pp_pool_close and the return of every buffer of the pool. Until then another thread may
  * query the context, even if the work has completed.
  *
- * NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
- * The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
- * thread that enqueued the work, with the same device current, or use pp_put_after_event.
+ * NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
+ * `--default-stream per-thread` must pass `cudaStreamPerThread`. The legacy stream belongs to the current context, and
+ * `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
+ * current, or use pp_put_after_event.
  *
  * - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
  *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. For a default stream of
  *   a green context it never does: pass another stream. If the driver only refuses to record an event, the call succeeds: it
  *   waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
  *   context.
- * - PP_CAPTURING: the stream is capturing a graph.
+ * - PP_STREAM_CAPTURING: the stream is capturing a graph.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
  *   on this thread. Passing the handle of a destroyed stream or event is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
@@ -425,7 +434,8 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * still has the buffer, and pp_put returns it. Its memory is then:
  *
  * - after PP_UNAVAILABLE: reused immediately.
- * - after PP_CAPTURING, a NULL event, or a default stream without a current context: never reused.
+ * - after PP_STREAM_CAPTURING, a NULL event, or a default stream without a current context: never reused, even if a second call
+ *   succeeds.
  * - after PP_DEVICE, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or event
  *   has succeeded first.
  * - after PP_INTERNAL: never reused; the buffer may be gone.
@@ -437,7 +447,8 @@ PP_NODISCARD pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
  * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
  * and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
- * driver refuses that stream, the call itself waits until the work has completed. NULL for `ptr` is allowed and does nothing.
+ * driver refuses that stream, the call itself waits until the work has completed. The event's context, and the context that is
+ * current on this thread, must live as long as pp_put_after_stream says. NULL for `ptr` is allowed and does nothing.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
  * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
@@ -451,7 +462,7 @@ PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *
  * function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
  * the context must live. NULL for `ptr` is allowed and does nothing.
  *
- * - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+ * - PP_DEVICE, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  */
 PP_NODISCARD pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 

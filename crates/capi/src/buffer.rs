@@ -8,9 +8,8 @@ use std::time::Duration;
 use pinpool::{PinnedBuf, PinnedBy, Pool, Request};
 
 use crate::call::{Failure, guarded, non_null, store};
-use crate::handle::pp_pool;
 use crate::pool::str_from_c;
-use crate::slots::{self, CallGuard};
+use crate::slots::{self, CallGuard, pp_pool};
 use crate::status::pp_status;
 
 /// The target of a CUstream of the CUDA driver and of a cudaStream_t of its runtime.
@@ -39,7 +38,7 @@ fn get(
         match take(&guard)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
-            Some(buf) => store(out, guard.table().insert(buf).cast()),
+            Some(buf) => store(out, guard.buffers().insert(buf).cast()),
         }
         Ok(pp_status::PP_OK)
     })
@@ -52,8 +51,9 @@ fn get(
 /// driver refuses while pools of this process hold memory, the call waits up to PINPOOL_WAIT. Then it fails or, with
 /// PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
 ///
-/// - PP_LIMIT: over the limit after the wait.
-/// - PP_BACKEND: the driver or the kernel refused, or the device was reset. After a reset no request of this pool succeeds.
+/// - PP_OVER_LIMIT: over the limit after the wait.
+/// - PP_MEMORY_REFUSED: the driver or the kernel refused, or the device was reset. After a reset no request of this pool
+///   succeeds.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
@@ -79,8 +79,8 @@ pub struct pp_get_options {
     pub struct_size: usize,
     /// The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
     pub alignment: usize,
-    /// The longest wait for room, in milliseconds. With 0 to 100 the call may wait up to 100 ms for driver calls of other
-    /// threads. Initially PP_DEFAULT_WAIT.
+    /// The longest wait for room, in milliseconds. Even with a shorter timeout, the call may wait up to 100 ms for driver calls of
+    /// other threads. Initially PP_DEFAULT_WAIT.
     pub timeout_ms: u64,
     /// The buffer is counted under this tag (UTF-8). Errors, the log and `pinpool top` show how much each tag holds, and since
     /// when. Use few tags: one per part of the program, not one per buffer. Initially NULL: no tag. Not for a partition.
@@ -97,7 +97,7 @@ const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
 ///     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
 ///
 /// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_size` is not its size in this version or an earlier one.
-/// - PP_LIMIT: over the limit after the wait.
+/// - PP_OVER_LIMIT: over the limit after the wait.
 /// - The other codes of pp_get.
 ///
 /// # Safety
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn pp_get_with(
     ptr: *mut *mut c_void,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    get(pool, ptr, |guard| unsafe { request(guard, bytes, options, |pool, request| pool.get_with(request).map(Some)) })
+    get(pool, ptr, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.get_with(req).map(Some)) })
 }
 
 /// Returns the result of `take` for a request with these options, and for a pool that adds their tag.
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn pp_get_with(
 /// # Safety
 ///
 /// capi-P1; the tag ends in 0.
-unsafe fn request(
+unsafe fn with_options(
     guard: &CallGuard,
     bytes: usize,
     options: *const pp_get_options,
@@ -149,7 +149,8 @@ unsafe fn request(
 /// Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
 /// a pool may test the backends (see pp_pool_open).
 ///
-/// - PP_NONE_IDLE: no such buffer is idle. This is not an error, so pp_last_error does not change.
+/// - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
+///   error, so pp_last_error does not change.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
@@ -178,7 +179,7 @@ pub unsafe extern "C" fn pp_try_get_with(
     ptr: *mut *mut c_void,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    get(pool, ptr, |guard| unsafe { request(guard, bytes, options, |pool, request| pool.try_get(request)) })
+    get(pool, ptr, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.try_get(req)) })
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
@@ -211,7 +212,8 @@ impl Adopted {
 ///
 /// `ptr` must stay valid, and pinned by the driver if `is_pinned` is 1, until `on_release` is called.
 ///
-/// - PP_INVALID_ARGUMENT: 0 bytes, or a buffer at `ptr` is in use.
+/// - PP_INVALID_ARGUMENT: 0 bytes or more than PTRDIFF_MAX, `pool` is a partition, or a buffer that starts at `ptr` is in use.
+///   Memory that overlaps a buffer is not detected.
 ///
 /// `on_release` is not called after a failure, nor if the end of the work stays unknown (see pp_put_after_stream).
 ///
@@ -235,24 +237,23 @@ pub unsafe extern "C" fn pp_adopt(
             return Err(Failure::argument("the argument `bytes` is 0: there is nothing to adopt"));
         }
         let guard = slots::enter(pool)?;
-        let (pool, table) = (guard.pool()?, guard.table());
-        if !table.reserve_entry(ptr.addr()) {
+        let (pool, buffers) = (guard.pool()?, guard.buffers());
+        if !buffers.reserve_entry(ptr.addr()) {
             return Err(Failure::argument(format!("a buffer at {ptr:p} is in use: return it first")));
         }
         let (memory, adopted) = (NonNull::slice_from_raw_parts(start, bytes), Adopted { on_release, ptr, user_data });
         // SAFETY: the caller's promise covers the contract of `adopt`.
         let buf =
             unsafe { pool.adopt(memory, (is_pinned != 0).then_some(PinnedBy::Driver), move || adopted.release()) };
-        table.put_back(buf.inspect_err(|_| table.remove_entry(ptr.addr()))?);
+        buffers.put_back(buf.inspect_err(|_| buffers.remove_entry(ptr.addr()))?);
         Ok(pp_status::PP_OK)
     })
 }
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
 /// If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
-/// of these has failed, pp_put is still allowed, but unless a later call with the same stream or event has succeeded, the memory
-/// is never reused. After PP_UNAVAILABLE it is reused immediately. Any thread may call this function. It waits while another thread
-/// records work on the buffer.
+/// of these has failed, pp_put is still allowed; pp_put_after_stream says after which codes the memory is then reused. Any thread
+/// may call this function. It waits while another thread records work on the buffer.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
 ///   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -260,10 +261,10 @@ pub unsafe extern "C" fn pp_adopt(
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
     guarded(|| {
-        let guard = slots::enter_for_return(pool)?;
+        let guard = slots::enter_for_buffers(pool)?;
         if !ptr.is_null() {
             let address = ptr.addr();
-            drop(guard.table().remove(address).map_err(|why| guard.refusal(address, &why))?);
+            drop(guard.buffers().remove(address).map_err(|why| guard.refusal(address, &why))?);
         }
         Ok(pp_status::PP_OK)
     })
@@ -274,16 +275,17 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// destroyed (cuCtxDestroy) only after pp_pool_close and the return of every buffer of the pool. Until then another thread may
 /// query the context, even if the work has completed.
 ///
-/// NULL is always the legacy default stream; code compiled with `--default-stream per-thread` must pass `cudaStreamPerThread`.
-/// The legacy stream belongs to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the
-/// thread that enqueued the work, with the same device current, or use pp_put_after_event.
+/// NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
+/// `--default-stream per-thread` must pass `cudaStreamPerThread`. The legacy stream belongs to the current context, and
+/// `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
+/// current, or use pp_put_after_event.
 ///
 /// - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
 ///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. For a default stream of
 ///   a green context it never does: pass another stream. If the driver only refuses to record an event, the call succeeds: it
 ///   waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
 ///   context.
-/// - PP_CAPTURING: the stream is capturing a graph.
+/// - PP_STREAM_CAPTURING: the stream is capturing a graph.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
 ///   on this thread. Passing the handle of a destroyed stream or event is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
@@ -293,7 +295,8 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// still has the buffer, and pp_put returns it. Its memory is then:
 ///
 /// - after PP_UNAVAILABLE: reused immediately.
-/// - after PP_CAPTURING, a NULL event, or a default stream without a current context: never reused.
+/// - after PP_STREAM_CAPTURING, a NULL event, or a default stream without a current context: never reused, even if a second call
+///   succeeds.
 /// - after PP_DEVICE, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or event
 ///   has succeeded first.
 /// - after PP_INTERNAL: never reused; the buffer may be gone.
@@ -309,14 +312,15 @@ pub unsafe extern "C" fn pp_put_after_stream(
     stream: *mut CUstream_st,
 ) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    record(pool, ptr, Then::Return, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
+    record(pool, ptr, AfterRecording::Return, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
 }
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
 /// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
 /// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
 /// and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
-/// driver refuses that stream, the call itself waits until the work has completed. NULL for `ptr` is allowed and does nothing.
+/// driver refuses that stream, the call itself waits until the work has completed. The event's context, and the context that is
+/// current on this thread, must live as long as pp_put_after_stream says. NULL for `ptr` is allowed and does nothing.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
 /// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
@@ -329,7 +333,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 #[must_use]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     // SAFETY: the caller promises that the event is alive.
-    record(pool, ptr, Then::Return, |buf| unsafe { buf.record_raw_event(event.cast()) })
+    record(pool, ptr, AfterRecording::Return, |buf| unsafe { buf.record_raw_event(event.cast()) })
 }
 
 /// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
@@ -337,7 +341,7 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 /// function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
 /// the context must live. NULL for `ptr` is allowed and does nothing.
 ///
-/// - PP_DEVICE, PP_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+/// - PP_DEVICE, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///
 /// # Safety
 ///
@@ -346,12 +350,12 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 #[must_use]
 pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    record(pool, ptr, Then::Keep, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
+    record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
 }
 
 /// What happens to a buffer after work on it was recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
+enum AfterRecording {
     /// The buffer returns to its pool.
     Return,
     /// The caller keeps the buffer.
@@ -362,28 +366,29 @@ enum Then {
 fn record(
     pool: *mut pp_pool,
     ptr: *mut c_void,
-    then: Then,
+    then: AfterRecording,
     record_work: impl FnOnce(&mut PinnedBuf) -> pinpool::Result<()>,
 ) -> pp_status {
     guarded(|| {
-        let guard = slots::enter_for_return(pool)?;
+        let guard = slots::enter_for_buffers(pool)?;
         if ptr.is_null() {
             return Ok(pp_status::PP_OK);
         }
-        let (table, address) = (guard.table(), ptr.addr());
-        let mut buf = table.take(address, then == Then::Return).map_err(|why| guard.refusal(address, &why))?;
+        let (buffers, address) = (guard.buffers(), ptr.addr());
+        let mut buf =
+            buffers.take(address, then == AfterRecording::Return).map_err(|why| guard.refusal(address, &why))?;
         let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
             // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
-            table.remove_entry(address);
+            buffers.remove_entry(address);
             resume_unwind(panic)
         });
-        if recorded.is_err() || then == Then::Keep {
-            table.put_back(buf);
+        if recorded.is_err() || then == AfterRecording::Keep {
+            buffers.put_back(buf);
             return Ok(recorded.map(|()| pp_status::PP_OK)?);
         }
         // Remove the table entry first: after the drop another thread may get the same address.
-        table.remove_entry(address);
+        buffers.remove_entry(address);
         drop(buf);
         Ok(pp_status::PP_OK)
     })
@@ -402,9 +407,9 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
     guarded(|| {
         let out = non_null(is_pinned, "is_pinned")?;
         store(out, 0);
-        let guard = slots::enter_for_return(pool)?;
+        let guard = slots::enter_for_buffers(pool)?;
         let address = non_null(ptr.cast_mut(), "ptr")?.addr().get();
-        let found = guard.table().is_pinned(address).map_err(|why| guard.refusal(address, &why))?;
+        let found = guard.buffers().is_pinned(address).map_err(|why| guard.refusal(address, &why))?;
         store(out, found.into());
         Ok(pp_status::PP_OK)
     })
@@ -422,7 +427,7 @@ mod tests {
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.
         assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
-        assert_eq!(record(pool, held, Then::Return, |_| panic!("in a call")), pp_status::PP_INTERNAL);
+        assert_eq!(record(pool, held, AfterRecording::Return, |_| panic!("in a call")), pp_status::PP_INTERNAL);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);
         assert_eq!([pp_put(pool, next), pp_pool_close(pool)], [pp_status::PP_OK; 2]);

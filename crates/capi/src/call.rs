@@ -26,7 +26,13 @@ impl Failure {
 
 impl From<pinpool::Error> for Failure {
     fn from(error: pinpool::Error) -> Self {
-        Self::new(status::status_of(&error), error.report())
+        match status::status_of(&error) {
+            // The library's text names `Pool::close`, which C does not have.
+            status @ pp_status::PP_SHUT_DOWN => {
+                Self::new(status, "the pool or partition was shut down (pp_pool_shutdown)")
+            }
+            status => Self::new(status, error.report()),
+        }
     }
 }
 
@@ -42,10 +48,9 @@ pub(crate) fn guarded(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_st
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => set_last_error(failure),
         Err(payload) => {
-            let message = payload.downcast_ref::<&'static str>().copied();
-            let message =
-                message.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-            let failure = Failure::new(pp_status::PP_INTERNAL, format!("internal error, please report it: {message}"));
+            let text = payload.downcast_ref::<&'static str>().copied();
+            let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+            let failure = Failure::new(pp_status::PP_INTERNAL, format!("internal error, please report it: {text}"));
             // Dropping the payload may panic too.
             std::mem::forget(payload);
             set_last_error(failure)

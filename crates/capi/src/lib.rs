@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   pp_get ──▶ call (catches panics, turns failures into a status and a text)
-//!                └─▶ slots: handle ─▶ pool ──get──▶ PinnedBuf ──▶ table: address ─▶ buffer
-//!   pp_put ──▶ call ──▶ slots: handle ─▶ table: address ─▶ PinnedBuf ──drop──▶ the pool
+//!                └─▶ slots: handle ─▶ pool ──get──▶ PinnedBuf ──▶ buffers_in_use: address ─▶ buffer
+//!   pp_put ──▶ call ──▶ slots: handle ─▶ buffers_in_use: address ─▶ PinnedBuf ──drop──▶ the pool
 //! ```
 //!
 //! | module | contains |
@@ -14,8 +14,8 @@
 //! | `call` | the wrapper of every function, and the thread's last error |
 //! | `status` | the status codes, and the code for each error |
 //! | `config` | the string that a pool is opened with |
-//! | `handle`, `slots`, `state` | handles of pools, and the end of closed pools |
-//! | `table`, `asan` | the buffers in use, by address; their marks for AddressSanitizer |
+//! | `slots`, `state` | handles of pools, and the end of closed pools |
+//! | `buffers_in_use`, `asan` | the buffers in use, by address; their marks for AddressSanitizer |
 //!
 //! A handle is a number in the form of a pointer and is never dereferenced, so a closed or invalid handle is an error and not a
 //! crash. No header precedes a buffer's bytes: the table finds a buffer by its address.
@@ -31,15 +31,14 @@ compile_error!("no panic may end the process of a C caller: build with panic = \
 
 mod asan;
 mod buffer;
+mod buffers_in_use;
 mod call;
 mod config;
-mod handle;
 mod log;
 mod pool;
 mod slots;
 mod state;
 mod status;
-mod table;
 mod version;
 
 pub use buffer::{
@@ -48,11 +47,11 @@ pub use buffer::{
     pp_try_get_with,
 };
 pub use call::pp_last_error;
-pub use handle::pp_pool;
 pub use log::{pp_log_fn, pp_log_level, pp_set_log};
 pub use pool::{
     PP_NO_LIMIT, pp_clear, pp_maintain, pp_partition_open, pp_pool_close, pp_pool_open, pp_pool_shutdown, pp_reserve,
     pp_set_max_bytes, pp_stats_json, pp_string_free, pp_trim,
 };
+pub use slots::pp_pool;
 pub use status::{pp_status, pp_status_name};
 pub use version::pp_version;

@@ -126,8 +126,8 @@ fn filter_of_level(level: c_int) -> Option<LevelFilter> {
 }
 
 /// Passes the log lines of all pools up to `level` (pp_log_level) to `callback`, replacing an earlier one; NULL disables it.
-/// Without a callback, or with PP_LOG_OFF, log lines are dropped, but the first warnings about settings and about each problem of
-/// the machine go to standard error.
+/// Without a callback, or with PP_LOG_OFF, log lines are dropped, but each kind of warning about settings or the machine is
+/// written once to standard error.
 ///
 /// When this function returns, the earlier callback has returned in all threads and is not called again, so its `user_data` may
 /// be freed. The caller must not hold a lock that the earlier callback takes. A call from inside a callback does not wait. Each
@@ -172,8 +172,7 @@ fn sink_of(callback: Callback, user_data: *mut c_void, level: c_int) -> *mut Sin
         next = sink.earlier.load(Ordering::SeqCst);
     }
     let (level, running, earlier) = (AtomicI32::new(level), AtomicUsize::new(0), AtomicPtr::new(ptr::null_mut()));
-    let sink = Box::leak(Box::new(Sink { callback, user_data, level, running, process_id, earlier }));
-    let sink: *mut Sink = sink;
+    let sink = Box::into_raw(Box::new(Sink { callback, user_data, level, running, process_id, earlier }));
     let earlier = NEWEST.swap(sink, Ordering::SeqCst);
     // SAFETY: the sink was created above and is never freed. A thread that finds it before this store sees the list end
     // there, and may create another sink for a callback that has one.

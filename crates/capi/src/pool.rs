@@ -7,8 +7,7 @@ use pinpool::{Limit, Pool};
 
 use crate::call::{Failure, guarded, non_null, store, text_for_c};
 use crate::config;
-use crate::handle::pp_pool;
-use crate::slots::{self, PoolOrPartition};
+use crate::slots::{self, PoolOrPartition, pp_pool};
 use crate::status::pp_status;
 
 /// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
@@ -32,9 +31,9 @@ use crate::status::pp_status;
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
-/// - PP_BACKEND: the driver or the kernel refused the whole reserve (see pp_reserve).
-/// - PP_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code is
-///   PP_INVALID_SETTING.
+/// - PP_MEMORY_REFUSED: the driver or the kernel refused the whole reserve (see pp_reserve).
+/// - PP_OVER_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code
+///   is PP_INVALID_SETTING.
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 ///
 /// # Safety
@@ -131,12 +130,16 @@ pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
 /// PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
 /// call pp_pool_shutdown and join such threads first.
 ///
-/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. The call that
-/// returns the last buffer, or this call if no buffer is in use, waits until no copy is in flight, and then releases the
-/// memory. Under `register` and `cuda`, pp_pool_close itself waits, even if buffers are in use. While other calls on the pool run,
-/// the last of those calls waits instead. After 30 s the call waits only while copies keep completing; the memory of the remaining
-/// copies (`register`, `cuda`: of the pool) stays pinned, the log says so, and the result is still PP_OK. Open partitions keep
-/// the memory of a closed pool and still serve requests: close them first.
+/// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. Open partitions
+/// keep the memory of a closed pool and still serve requests: close them first. The memory is released by one call, which first
+/// waits until no copy is in flight:
+///
+/// - no buffer in use: this call.
+/// - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
+/// - other calls on the pool are running: the last of them does what this call would do.
+///
+/// The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
+/// memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
 ///
 /// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
 /// libraries. May be called from a log callback. A process may exit without closing its pools.
@@ -150,21 +153,22 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// `vmm` and `register` pin the reserve in slices of at most 128 MiB, and a request must fit into one slice. Needs the preset
 /// adaptive.
 ///
-/// - PP_LIMIT: over the limit.
+/// - PP_OVER_LIMIT: the reserve exceeds the limit, or would leave no room for a waiting request.
 /// - PP_INVALID_SETTING: the preset is tensorflow.
-/// - PP_BACKEND: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a smaller
-///   reserve and returns PP_OK.
+/// - PP_MEMORY_REFUSED: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a
+///   smaller reserve and returns PP_OK.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     guarded(|| Ok(slots::enter(pool)?.pool()?.reserve(bytes).map(|()| pp_status::PP_OK)?))
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
-/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned in
-/// the background of a reserve. The memory of returned buffers is released within a second by the maintenance thread, by
-/// pp_maintain, or by a miss that finds no room. A higher limit serves waiting requests, but under `vmm`, `mlock` and `heap` the
-/// pool has addresses only for 8 times its first limit, at least 16 GiB and at most 4 TiB. A partition has its own limit, which
-/// releases nothing, and its pool's limit applies as well.
+/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned
+/// in the background of a reserve, which under `register` and `cuda` waits for all work of the device. The memory of returned
+/// buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
+/// limit serves waiting requests, but under `vmm`, `mlock` and `heap` the pool has addresses only for 8 times its first limit,
+/// at least 16 GiB and at most 4 TiB. A partition has its own limit, which releases nothing, and its pool's limit applies as
+/// well.
 ///
 /// - PP_INVALID_ARGUMENT: `max_bytes` is 0.
 #[unsafe(no_mangle)]
@@ -188,14 +192,15 @@ fn on_pool_not_partition(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_sta
 }
 
 /// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use
-/// or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device.
+/// or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with the preset adaptive
+/// it releases nothing there while a buffer is quarantined.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     on_pool_not_partition(pool, |pool| pool.trim(to_bytes))
 }
 
 /// For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
-/// returns and evictions. With the preset adaptive, use pp_trim.
+/// returns and evictions. With the preset adaptive, it releases as pp_trim with 0 does; use pp_trim there.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
     on_pool_not_partition(pool, Pool::clear)

@@ -24,11 +24,16 @@ use crossbeam_utils::CachePadded;
 use pinpool::{Partition, Pool};
 use pinpool_os::fork::ForkGeneration;
 
+use crate::buffers_in_use::{BuffersInUse, LookupError};
 use crate::call::Failure;
-use crate::handle::pp_pool;
 use crate::state::{Phase, SlotState};
 use crate::status::pp_status;
-use crate::table::{LookupError, Table};
+
+/// A pool. An opaque handle; do not dereference it. Any thread may use it at any time.
+#[derive(Debug)]
+pub struct pp_pool {
+    _private: [u8; 0],
+}
 
 /// Number of low bits of a handle that contain the number of its slot.
 const NUMBER_BITS: u32 = 12;
@@ -52,7 +57,7 @@ pub(crate) struct Slot {
     fork_generation: AtomicU32,
     pool: UnsafeCell<Option<PoolOrPartition>>,
     calls: [CachePadded<AtomicUsize>; COUNTERS],
-    table: Table,
+    buffers: BuffersInUse,
 }
 
 // SAFETY: the pool is `Send` and `Sync`, and only one thread at a time writes to its cell (slots-I1).
@@ -92,8 +97,8 @@ impl CallGuard {
         }
     }
 
-    pub(crate) fn table(&self) -> &'static Table {
-        &self.slot.table
+    pub(crate) fn buffers(&self) -> &'static BuffersInUse {
+        &self.slot.buffers
     }
 }
 
@@ -110,6 +115,7 @@ fn counter_number() -> usize {
     thread_local! {
         static NUMBER: usize = {
             static NEXT: AtomicUsize = AtomicUsize::new(0);
+            // Relaxed: the number only distributes the threads.
             NEXT.fetch_add(1, Ordering::Relaxed) % COUNTERS
         };
     }
@@ -128,6 +134,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
     if slot.state.generation() != generation {
         return Err(unknown_pool(handle));
     }
+    // Relaxed: `open` stores it before it returns the handle.
     if slot.fork_generation.load(Ordering::Relaxed) != ForkGeneration::now().number() {
         let why = "the pool belongs to the process that forked this one, which inherits neither memory nor devices: open a \
                    new pool after the fork";
@@ -138,10 +145,8 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
 
 #[cold]
 fn unknown_pool(handle: *const pp_pool) -> Failure {
-    let text = format!(
-        "pool {handle:p}: the pool is already closed, or this is not a handle of pp_pool_open or pp_partition_open"
-    );
-    Failure::new(pp_status::PP_UNKNOWN_POOL, text)
+    let why = "the pool is already closed, or this is not a handle of pp_pool_open or pp_partition_open";
+    Failure::new(pp_status::PP_UNKNOWN_POOL, format!("pool {handle:p}: {why}"))
 }
 
 /// Begins a call on a pool. Fails if the pool is not open.
@@ -155,27 +160,27 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<CallGuard, Failure> {
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown_pool(handle)) }
 }
 
-/// Begins a return to a pool that is open, or closed with buffers in use. Dropping the result after the return of the last
-/// buffer frees the slot of a closed pool.
+/// Begins a call on the buffers of a pool that is open, or closed with buffers in use: a return, a record or a query. Dropping
+/// the result after the return of the last buffer frees the slot of a closed pool.
 #[inline]
-pub(crate) fn enter_for_return(handle: *const pp_pool) -> Result<ReturnGuard, Failure> {
+pub(crate) fn enter_for_buffers(handle: *const pp_pool) -> Result<BuffersGuard, Failure> {
     let (slot, generation) = resolve(handle)?;
     if slot.state.is(generation, Phase::Free) {
         Err(unknown_pool(handle))
     } else {
-        Ok(ReturnGuard { slot, generation })
+        Ok(BuffersGuard { slot, generation })
     }
 }
 
 /// Access to the buffers in use of a pool that is open or closed.
-pub(crate) struct ReturnGuard {
+pub(crate) struct BuffersGuard {
     slot: &'static Slot,
     generation: usize,
 }
 
-impl ReturnGuard {
-    pub(crate) fn table(&self) -> &'static Table {
-        &self.slot.table
+impl BuffersGuard {
+    pub(crate) fn buffers(&self) -> &'static BuffersInUse {
+        &self.slot.buffers
     }
 
     /// Returns the failure of a call that passed `address`, for which the table returned `why`.
@@ -192,14 +197,17 @@ impl ReturnGuard {
 
     fn is_in_another_pool(&self, address: usize) -> bool {
         let fork_generation = ForkGeneration::now().number();
-        let mut others = all().filter(|other| {
+        // SAFETY: as in `resolve`.
+        let slots = SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() });
+        // Relaxed: the answer only chooses the error's text.
+        let mut others = slots.filter(|other| {
             !ptr::eq(*other, self.slot) && other.fork_generation.load(Ordering::Relaxed) == fork_generation
         });
-        others.any(|other| other.table.inside(address) != LookupError::Nowhere)
+        others.any(|other| other.buffers.inside(address) != LookupError::Nowhere)
     }
 }
 
-impl Drop for ReturnGuard {
+impl Drop for BuffersGuard {
     #[inline]
     fn drop(&mut self) {
         // The call removed its buffer from the table, under a lock of the table, before this check. So either this check sees
@@ -208,12 +216,6 @@ impl Drop for ReturnGuard {
             self.slot.free_if_empty(self.generation);
         }
     }
-}
-
-/// Returns all slots that exist.
-fn all() -> impl Iterator<Item = &'static Slot> {
-    // SAFETY: as in `resolve`.
-    SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 
 /// Stores a pool or a partition in a free slot and returns its handle. `zero` says whether the pool clears returned buffers.
@@ -261,15 +263,16 @@ impl Slot {
             fork_generation: AtomicU32::new(0),
             pool: UnsafeCell::new(None),
             calls: [const { CachePadded::new(AtomicUsize::new(0)) }; COUNTERS],
-            table: Table::new(),
+            buffers: BuffersInUse::new(),
         }
     }
 
     /// Stores `opened` under the generation that this thread claimed.
     fn open(&self, generation: usize, opened: PoolOrPartition, zero: bool) {
-        self.table.prepare(zero);
+        self.buffers.prepare(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(opened) };
+        // Relaxed: the change of the phase publishes it.
         self.fork_generation.store(ForkGeneration::now().number(), Ordering::Relaxed);
         self.state.change(generation, Phase::Opening, Phase::Open);
     }
@@ -306,12 +309,12 @@ impl Slot {
 
     #[cold]
     fn free_if_empty(&self, generation: usize) {
-        self.free_if(generation, || self.table.is_empty());
+        self.free_if(generation, || self.buffers.is_empty());
     }
 
     fn free_if(&self, generation: usize, is_empty: impl FnOnce() -> bool) {
         if is_empty() {
-            self.table.shrink();
+            self.buffers.shrink();
             // Another thread may have changed it.
             let _ = self.state.change(generation, Phase::Ended, Phase::Free);
         }
@@ -341,8 +344,7 @@ mod tests {
     fn take_address(slot: &Slot) -> usize {
         // SAFETY: slots-I1: no other thread uses this slot.
         let Some(PoolOrPartition::Pool(pool)) = (unsafe { &*slot.pool.get() }) else { panic!("a slot without a pool") };
-        let buf = pool.get(4096).unwrap();
-        slot.table.insert(buf).addr()
+        slot.buffers.insert(pool.get(4096).unwrap()).addr()
     }
 
     #[test]
@@ -360,7 +362,7 @@ mod tests {
             true
         });
         assert!(slot.state.is(first + 1, Phase::Ended), "{:?}", slot.state);
-        drop(slot.table.remove(address.get()).unwrap());
+        drop(slot.buffers.remove(address.get()).unwrap());
         slot.free_if_empty(first + 1);
         assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
     }
@@ -369,7 +371,7 @@ mod tests {
     fn close_without_buffers(slot: &Slot, generation: usize) {
         let address = take_address(slot);
         close_in(slot, generation);
-        drop(slot.table.remove(address).unwrap());
+        drop(slot.buffers.remove(address).unwrap());
         assert!(slot.state.is(generation, Phase::Ended));
     }
 

@@ -6,11 +6,11 @@ use pinpool::Error;
 
 /// The result of a function. The numbers never change; later versions may add codes.
 ///
-/// Every function that takes a pool may return PP_UNKNOWN_POOL, PP_FORKED, and PP_INVALID_ARGUMENT for a NULL argument unless its
-/// comment says otherwise. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The comment of each
-/// function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its text: one or more
-/// lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed nothing, and its results
-/// are stored as NULL or 0.
+/// Every function that takes a pool may return PP_UNKNOWN_POOL or PP_FORKED and, unless its comment allows NULL,
+/// PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The
+/// comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its
+/// text: one or more lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed
+/// nothing, and its results are stored as NULL or 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pp_status {
@@ -26,11 +26,11 @@ pub enum pp_status {
     PP_UNKNOWN_POOL = 4,
     /// The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
     /// requests are waiting. A later call may succeed.
-    PP_LIMIT = 5,
-    /// No buffer of this size is idle. Only from pp_try_get and pp_try_get_with.
+    PP_OVER_LIMIT = 5,
+    /// No buffer of this size is idle, or the partition is full. Only from pp_try_get and pp_try_get_with.
     PP_NONE_IDLE = 6,
     /// The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset.
-    PP_BACKEND = 7,
+    PP_MEMORY_REFUSED = 7,
     /// The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown.
     PP_DEVICE = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
@@ -40,7 +40,7 @@ pub enum pp_status {
     /// The backend or the CUDA driver is not available on this machine. Retrying does not help.
     PP_UNAVAILABLE = 11,
     /// The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused.
-    PP_CAPTURING = 12,
+    PP_STREAM_CAPTURING = 12,
     /// The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event.
     PP_INVALID_HANDLE = 13,
     /// 4096 pools and partitions are open or have buffers in use. Close one.
@@ -52,11 +52,11 @@ pub enum pp_status {
 }
 
 /// The names of the codes in their order, each with a NUL.
-const NAMES: &str = "PP_OK\0PP_INVALID_ARGUMENT\0PP_INVALID_SETTING\0PP_UNKNOWN_POINTER\0PP_UNKNOWN_POOL\0PP_LIMIT\0\
-    PP_NONE_IDLE\0PP_BACKEND\0PP_DEVICE\0PP_FORKED\0PP_INTERNAL\0PP_UNAVAILABLE\0PP_CAPTURING\0PP_INVALID_HANDLE\0\
-    PP_TOO_MANY_POOLS\0PP_LOGGER_SET\0PP_SHUT_DOWN\0";
+const NAMES: &str = "PP_OK\0PP_INVALID_ARGUMENT\0PP_INVALID_SETTING\0PP_UNKNOWN_POINTER\0PP_UNKNOWN_POOL\0PP_OVER_LIMIT\0\
+    PP_NONE_IDLE\0PP_MEMORY_REFUSED\0PP_DEVICE\0PP_FORKED\0PP_INTERNAL\0PP_UNAVAILABLE\0PP_STREAM_CAPTURING\0\
+    PP_INVALID_HANDLE\0PP_TOO_MANY_POOLS\0PP_LOGGER_SET\0PP_SHUT_DOWN\0";
 
-/// The name of a status: "PP_LIMIT"; "unknown" if it is not a status. Static, never NULL.
+/// The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status. Static, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
     let name = usize::try_from(status).ok().and_then(|status| NAMES.split_inclusive('\0').nth(status));
@@ -70,10 +70,10 @@ pub(crate) fn status_of(error: &Error) -> pp_status {
         () if error.is_invalid_handle() => pp_status::PP_INVALID_HANDLE,
         () if error.is_invalid_request() => pp_status::PP_INVALID_ARGUMENT,
         () if error.is_setting() => pp_status::PP_INVALID_SETTING,
-        () if error.is_limit() => pp_status::PP_LIMIT,
+        () if error.is_limit() => pp_status::PP_OVER_LIMIT,
         () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,
-        () if error.is_backend() => pp_status::PP_BACKEND,
-        () if error.is_capture() => pp_status::PP_CAPTURING,
+        () if error.is_backend() => pp_status::PP_MEMORY_REFUSED,
+        () if error.is_capture() => pp_status::PP_STREAM_CAPTURING,
         () if error.is_device() || error.is_copy_refused() || error.is_unmapped() => pp_status::PP_DEVICE,
         () if error.is_forked() => pp_status::PP_FORKED,
         () if error.is_closed() => pp_status::PP_SHUT_DOWN,

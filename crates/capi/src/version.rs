@@ -1,13 +1,9 @@
 //! The version.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 /// The version of the library: "0.1.0", as PP_VERSION of the header that belongs to it. Static.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_version() -> *const c_char {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => c"",
-    };
-    VERSION.as_ptr()
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }

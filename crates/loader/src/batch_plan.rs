@@ -30,11 +30,11 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::catalog::{Catalog, DataOrigin, Sample};
-use super::compressed::{Decompressor, Turn};
-use super::failure::{Failure, FailureCause};
-use super::options::LoadOptions;
-use super::state::LoadState;
+use crate::catalog::{Catalog, DataOrigin, Sample};
+use crate::compressed::{Decompressor, Turn};
+use crate::failure::{Failure, FailureCause};
+use crate::options::LoadOptions;
+use crate::state::LoadState;
 use pinpool::{Error, PinnedBuf};
 
 /// Number of units that a shuffle mixes at a time if compressed files have several samples. Each such file keeps a decompressor.
@@ -337,8 +337,8 @@ pub(super) fn plan_hash(catalog: &Catalog, options: &LoadOptions) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::{CatalogLists, DataOrigin, FileContent};
     use super::*;
+    use crate::catalog::{CatalogLists, DataOrigin, FileContent};
 
     fn catalog(lengths: &[u64]) -> Catalog {
         let mut catalog = CatalogLists::default();

@@ -18,8 +18,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::compressed::Compression;
-use super::failure::{Failure, FailureCause};
+use crate::compressed::Compression;
+use crate::failure::{Failure, FailureCause};
 
 /// A range of bytes in a file, or in the data of a compressed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -25,8 +25,8 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::failure::FailureCause;
-use super::stop::StopFlag;
+use crate::failure::FailureCause;
+use crate::stop::StopFlag;
 
 const INPUT_BYTES: usize = 128 * 1024;
 /// Number of bytes that are decompressed at a time while data is skipped.
@@ -223,7 +223,7 @@ impl Seek for Decompressor {
 /// The use of a compressed file by one batch. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// Index into [`Catalog::files`](super::Catalog::files).
+    /// Index into [`Catalog::files`](crate::Catalog::files).
     pub(super) file: usize,
     /// Receives the decompressor of the previous batch that reads the file, unless this is the first one.
     pub(super) previous: Option<Receiver<Decompressor>>,

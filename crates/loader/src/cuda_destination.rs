@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use pinpool::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 
-use super::batch_plan::LoadedBatch;
-use super::destination::Destination;
+use crate::batch_plan::LoadedBatch;
+use crate::destination::Destination;
 use pinpool::{Completion, Error, PinnedBuf};
 
 /// A CUDA device that receives batches and keeps none, to measure and to verify: each batch overwrites an earlier one. To use the

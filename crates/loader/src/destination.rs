@@ -6,7 +6,7 @@
 //! - **lane-I1**: a lane gets its next batch only after its previous copy is done, so its memory may be read back and
 //!   replaced in between.
 
-use super::batch_plan::LoadedBatch;
+use crate::batch_plan::LoadedBatch;
 use pinpool::copy::CopyTarget;
 use pinpool::{Completion, Error, PinnedBuf};
 use pinpool_testing::{SinkMemory, SinkStream};

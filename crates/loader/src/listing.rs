@@ -25,11 +25,11 @@ use std::thread;
 
 use walkdir::WalkDir;
 
-use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
-use super::compressed::Compression;
-use super::container;
-use super::failure::{Failure, FailureCause};
-use super::stop::StopFlag;
+use crate::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
+use crate::compressed::Compression;
+use crate::container;
+use crate::failure::{Failure, FailureCause};
+use crate::stop::StopFlag;
 
 /// A regular file and its length when it was found.
 struct FoundFile {

@@ -3,7 +3,7 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::thread;
 
-use super::decode::DecodedField;
+use crate::decode::DecodedField;
 
 /// Options of a load.
 ///

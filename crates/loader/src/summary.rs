@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use super::failure::Failure;
+use crate::failure::Failure;
 
-/// Receives the events of a run, on the thread that called [`Loader::run`](super::Loader::run). `()` ignores them.
+/// Receives the events of a run, on the thread that called [`Loader::run`](crate::Loader::run). `()` ignores them.
 pub trait Observer {
     /// Called when a batch has arrived, completely or in part.
     fn on_batch(&mut self, _batch: &ArrivedBatch) {}
@@ -62,9 +62,9 @@ pub enum LoadOutcome {
     /// The run ended after the last batch of the last epoch.
     #[default]
     Complete,
-    /// The [`StopFlag`](super::StopFlag) was raised.
+    /// The [`StopFlag`](crate::StopFlag) was raised.
     Stopped,
-    /// The run ended at the first failure, because [`LoadOptions::stop_at_failure`](super::LoadOptions::stop_at_failure) is set.
+    /// The run ended at the first failure, because [`LoadOptions::stop_at_failure`](crate::LoadOptions::stop_at_failure) is set.
     StoppedAtFailure,
     /// The run ended at an error after which no batch can be loaded.
     Failed(LoadError),
@@ -79,7 +79,7 @@ pub enum LoadError {
         "cannot start a thread to read with: {0}; raise the limit on processes (`ulimit -u`) or on memory (`ulimit -v`)"
     )]
     NoThread(#[source] io::Error),
-    /// [`Destination::lanes`](super::Destination::lanes) is 0.
+    /// [`Destination::lanes`](crate::Destination::lanes) is 0.
     #[error("the destination has no lanes")]
     NoLanes,
     /// The destination refused a copy, a copy failed, or what arrived could not be read back.

@@ -5,7 +5,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::LogNormal;
 
-use super::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
+use crate::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
 
 const MEAN_BYTES: f64 = 114_660.0;
 /// Standard deviation of the logarithm; one image in forty is then longer than 300 kB.

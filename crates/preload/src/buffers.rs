@@ -10,17 +10,17 @@ use std::time::Duration;
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 
 use crate::contexts::{self, Context};
-use crate::driver::{Code, Driver, MAPPED, NOT_INITIALIZED, PORTABLE, WRITE_COMBINED};
+use crate::driver::{CU_MEMHOSTALLOC_WRITECOMBINED, CUDA_ERROR_NOT_INITIALIZED, Code, Driver, SERVED_FLAGS};
 use crate::fence::{FenceStream, RecordedContextsFence};
 use crate::log::{self, Reason};
 use crate::{process, source};
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Switch: free functions wait for the device, as the driver's free functions do.
-const SYNC: &str = "PINPOOL_PRELOAD_SYNC";
+const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
 
 /// Longest wait for running work if `PINPOOL_WAIT` is not set. After that time, the driver's own function is called.
-const WAIT: Duration = Duration::from_millis(100);
+const DEFAULT_WAIT: Duration = Duration::from_millis(100);
 
 /// A buffer of the program.
 #[derive(Debug)]
@@ -46,15 +46,15 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     if !process::may_be_served() {
         return Err(Reason::Forked);
     }
-    if flags & WRITE_COMBINED != 0 {
+    if flags & CU_MEMHOSTALLOC_WRITECOMBINED != 0 {
         return Err(Reason::WriteCombined);
     }
-    if flags & !(PORTABLE | MAPPED) != 0 {
+    if flags & !SERVED_FLAGS != 0 {
         return Err(Reason::Flags(flags));
     }
     let driver = Driver::get().map_err(Reason::Driver)?;
-    if crate::captures::has_missed_capture() {
-        return Err(Reason::MissedCapture);
+    if crate::captures::has_stopped() {
+        return Err(Reason::Stopped);
     }
     let context = contexts::find_or_add(driver.current().ok_or(Reason::NoContext)?);
     let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
@@ -84,10 +84,8 @@ fn request_pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<Pinned
     }
     match got {
         Ok(buf) if buf.pinned_by().is_some() => Ok(buf),
-        Ok(_) => Err(Reason::Full(bytes)),
-        Err(error) if error.is_limit() => Err(Reason::Full(bytes)),
-        // The first line is enough: the pool's own report contains the others.
-        Err(error) => Err(Reason::Refused(error.to_string().lines().next().unwrap_or_default().to_owned())),
+        Err(error) if !error.is_limit() => Err(Reason::Refused(error.to_string())),
+        _ => Err(Reason::Full(bytes)),
     }
 }
 
@@ -98,10 +96,10 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     let pool = Pool::builder().env_prefix(pinpool::unstable::config::env::PREFIX).name("preload");
     let pool = pool.backend(Backend::Source(source)).on_full(OnFull::Error);
     let is_wait_set = env::var("PINPOOL_WAIT").is_ok_and(|wait| !wait.trim().is_empty());
-    if is_wait_set { pool.build() } else { pool.wait(WAIT).build() }
+    if is_wait_set { pool.build() } else { pool.wait(DEFAULT_WAIT).build() }
 }
 
-/// Makes the process log the statistics of each remaining pool at its end, if the switch `log::STATS` is on.
+/// Makes the process log the statistics of each remaining pool at its end, if the switch `log::STATS_VARIABLE` is on.
 fn log_statistics_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
@@ -110,7 +108,7 @@ fn log_statistics_at_exit() {
         }
     }
     ONCE.call_once(|| {
-        if log::is_on(log::STATS) {
+        if log::is_on(log::STATS_VARIABLE) {
             // SAFETY: the handler stays loaded; if the C library has no room for it, the statistics are missing.
             let _missing = unsafe { libc::atexit(at_exit) };
         }
@@ -135,7 +133,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
     if !process::is_served_process() {
         let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
-        return if is_parents { FreeOutcome::Failed(NOT_INITIALIZED) } else { FreeOutcome::NotOurs };
+        return if is_parents { FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) } else { FreeOutcome::NotOurs };
     }
     let Some(served) = BUFFERS.lock().remove(&address) else {
         return if source::is_inside(address) { FreeOutcome::InsideOurs } else { FreeOutcome::NotOurs };
@@ -143,7 +141,7 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     // Without a driver, or if a call below panics, the buffer is leaked, since without a fence it must not be reused (preload-I3).
     let served = ManuallyDrop::new(served);
     // Cannot fail, since the request for the buffer has found the driver.
-    let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(NOT_INITIALIZED) };
+    let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) };
     contexts::record_current();
     let fence = Arc::new(RecordedContextsFence::after(driver, contexts::all()));
     let outcome = if is_sync_on() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
@@ -152,8 +150,8 @@ pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
 }
 
-/// Returns whether free functions wait for the device (`SYNC`).
+/// Returns whether free functions wait for the device (`SYNC_VARIABLE`).
 fn is_sync_on() -> bool {
     static IS_ON: OnceLock<bool> = OnceLock::new();
-    *IS_ON.get_or_init(|| log::is_on(SYNC))
+    *IS_ON.get_or_init(|| log::is_on(SYNC_VARIABLE))
 }

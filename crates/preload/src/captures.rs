@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
-use crate::driver::{CAPTURE_INVALIDATED, Code};
+use crate::driver::{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, Code};
 use crate::log;
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -47,8 +47,16 @@ pub(crate) fn is_default(stream: usize) -> bool {
 
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 
-/// Set once a record failed because of a capture that no hook saw.
-static HAS_MISSED_CAPTURE: AtomicBool = AtomicBool::new(false);
+/// Set once a record failed because of a capture that no hook saw, or the program created a green context.
+static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// A capture exists that no hook saw.
+pub(crate) const UNSEEN_CAPTURE: &str =
+    "a stream captures a graph that pinpool did not see begin, and recording an event has invalidated that capture";
+
+/// No event may cover the work of a green context, so no fence that is recorded from now on could be trusted. Earlier fences can:
+/// they belong to memory that was freed before the program had the context.
+pub(crate) const GREEN_CONTEXT: &str = "the program has created a green context; pinpool does not see work in it";
 
 /// Returns whether any stream captures.
 pub(crate) fn any_in_progress() -> bool {
@@ -66,10 +74,11 @@ pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() ->
     code
 }
 
-/// Ends the capture of `stream` by `end`. After an error other than `CAPTURE_INVALIDATED`, the capture still counts.
+/// Ends the capture of `stream` by `end`. After an error other than `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, the capture still
+/// counts.
 pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     let code = end();
-    if matches!(code, 0 | CAPTURE_INVALIDATED) {
+    if matches!(code, 0 | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
         let ended = Capture::of(stream, None);
         CAPTURES.lock().retain(|capture| !capture.is_same_stream(&ended));
     }
@@ -95,21 +104,22 @@ pub(crate) fn forget(context: u64) {
     CAPTURES.lock().retain(|capture| capture.context != Some(context));
 }
 
-/// Runs `record` if no capture is in progress or was missed, and lets none begin meanwhile. Otherwise returns `None`.
+/// Runs `record` if no capture is in progress and the process is still served, and lets no capture begin meanwhile. Otherwise
+/// returns `None`.
 pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     let captures = CAPTURES.lock();
-    (captures.is_empty() && !has_missed_capture()).then(record)
+    (captures.is_empty() && !has_stopped()).then(record)
 }
 
-/// Returns whether the program makes captures that the hooks do not see, so that no event may be recorded any more.
-pub(crate) fn has_missed_capture() -> bool {
+/// Returns whether the process is no longer served: no event may be recorded, and memory that is freed is not reused.
+pub(crate) fn has_stopped() -> bool {
     // Relaxed: the flag publishes no other data.
-    HAS_MISSED_CAPTURE.load(Ordering::Relaxed)
+    HAS_STOPPED.load(Ordering::Relaxed)
 }
 
-/// Records that a capture exists that no hook saw. Logs the first.
-pub(crate) fn record_missed_capture() {
-    if !HAS_MISSED_CAPTURE.swap(true, Ordering::Relaxed) {
-        log::unseen_capture();
+/// Stops serving the process, because of [`UNSEEN_CAPTURE`] or [`GREEN_CONTEXT`]. Logs the first reason.
+pub(crate) fn stop(why: &str) {
+    if !HAS_STOPPED.swap(true, Ordering::Relaxed) {
+        log::no_longer_served(why);
     }
 }

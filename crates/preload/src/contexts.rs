@@ -49,7 +49,7 @@ pub(crate) struct Context {
 enum PoolState {
     NotYet,
     Ready(Arc<Pool>),
-    /// The pool could not be made.
+    /// The pool could not be made. Not tried again.
     Failed,
 }
 
@@ -60,6 +60,11 @@ static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 impl Context {
     pub(crate) fn handle(&self) -> usize {
         self.handle
+    }
+
+    /// Records that this is no longer the primary context of its device, so that the next free finds the present one.
+    pub(crate) fn forget_primary(&self) {
+        self.primary_of.store(-1, Ordering::Relaxed);
     }
 
     pub(crate) fn number(&self) -> u64 {

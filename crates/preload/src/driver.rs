@@ -11,23 +11,26 @@ use crate::lookup;
 /// A result of the driver; 0 is success.
 pub(crate) type Code = c_int;
 
-pub(crate) const NOT_INITIALIZED: Code = 3;
-pub(crate) const INVALID_CONTEXT: Code = 201;
-pub(crate) const NOT_FOUND: Code = 500;
-pub(crate) const NOT_READY: Code = 600;
-pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
-pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
-pub(crate) const CAPTURE_INVALIDATED: Code = 901;
-pub(crate) const UNKNOWN: Code = 999;
+pub(crate) const CUDA_ERROR_NOT_INITIALIZED: Code = 3;
+pub(crate) const CUDA_ERROR_INVALID_CONTEXT: Code = 201;
+pub(crate) const CUDA_ERROR_NOT_FOUND: Code = 500;
+pub(crate) const CUDA_ERROR_NOT_READY: Code = 600;
+pub(crate) const CUDA_ERROR_CONTEXT_IS_DESTROYED: Code = 709;
+pub(crate) const CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: Code = 900;
+pub(crate) const CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: Code = 901;
+pub(crate) const CUDA_ERROR_UNKNOWN: Code = 999;
 
 /// Flags of `cuMemHostAlloc`.
-pub(crate) const PORTABLE: c_uint = 1;
-pub(crate) const MAPPED: c_uint = 2;
-pub(crate) const WRITE_COMBINED: c_uint = 4;
+const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
+const CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
+pub(crate) const CU_MEMHOSTALLOC_WRITECOMBINED: c_uint = 4;
+
+/// The flags of served memory.
+pub(crate) const SERVED_FLAGS: c_uint = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
 
 /// The handle that names the legacy default stream explicitly.
-const LEGACY_STREAM: usize = 1;
-const RELAXED: c_int = 2;
+const CU_STREAM_LEGACY: usize = 1;
+const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 
 macro_rules! functions {
@@ -82,15 +85,18 @@ pub(crate) struct Driver(Functions);
 impl Driver {
     /// Returns the driver that the program has loaded. Fails if the driver lacks a function.
     pub(crate) fn get() -> Result<&'static Self, String> {
-        static DRIVER: OnceLock<Driver> = OnceLock::new();
+        static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
-            return Ok(driver);
+            return driver.as_ref().map_err(Clone::clone);
         }
         let error = |name: &CStr| {
             format!("the driver has no {} (CUDA 12.5, driver 555 and newer have it)", name.to_string_lossy())
         };
-        let functions = Functions::find().map_err(error)?;
-        Ok(DRIVER.get_or_init(|| Self(functions)))
+        match Functions::find().map(Self).map_err(error) {
+            // The driver may be loaded later.
+            Err(missing) if lookup::real_function(c"cuMemHostAlloc").is_none() => Err(missing),
+            driver => DRIVER.get_or_init(|| driver).as_ref().map_err(Clone::clone),
+        }
     }
 
     /// Returns the name of a code.
@@ -160,7 +166,7 @@ impl Driver {
 
     /// Keeps this thread's calls from disturbing captures until the result is dropped.
     pub(crate) fn relax(&self) -> RelaxedCapture<'_> {
-        RelaxedCapture { driver: self, before: self.exchange(RELAXED) }
+        RelaxedCapture { driver: self, before: self.exchange(CU_STREAM_CAPTURE_MODE_RELAXED) }
     }
 
     fn exchange(&self, mut mode: c_int) -> Option<c_int> {
@@ -173,7 +179,7 @@ impl Driver {
         let mut block = std::ptr::null_mut();
         // SAFETY: a valid out-pointer.
         check(unsafe { (self.0.host_alloc)(&raw mut block, bytes, flags) })?;
-        NonNull::new(block).ok_or(UNKNOWN)
+        NonNull::new(block).ok_or(CUDA_ERROR_UNKNOWN)
     }
 
     /// Frees memory of [`host_alloc`](Self::host_alloc).
@@ -203,7 +209,7 @@ impl Driver {
     pub(crate) fn is_complete(&self, event: usize) -> Result<bool, Code> {
         // SAFETY: the event belongs to a live context.
         match unsafe { (self.0.event_query)(event) } {
-            NOT_READY => Ok(false),
+            CUDA_ERROR_NOT_READY => Ok(false),
             code => check(code).map(|()| true),
         }
     }
@@ -219,7 +225,7 @@ impl Driver {
     pub(crate) fn captures_with_legacy_stream(&self) -> bool {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
-        let code = unsafe { (self.0.is_capturing)(LEGACY_STREAM, &raw mut status) };
+        let code = unsafe { (self.0.is_capturing)(CU_STREAM_LEGACY, &raw mut status) };
         status != 0 || is_refused_by_capture(code)
     }
 }
@@ -233,7 +239,7 @@ fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
 /// Returns whether a call was refused because of a capture, 900 to 906, so that it may succeed later. The other two codes about
 /// captures do not say that: 907 is an event that was recorded in a capture, 908 an end of a capture by another thread.
 pub(crate) fn is_refused_by_capture(code: Code) -> bool {
-    (CAPTURE_UNSUPPORTED..=906).contains(&code)
+    (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED..=906).contains(&code)
 }
 
 /// Turns a code into a result: 0 is success.

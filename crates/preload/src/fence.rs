@@ -19,7 +19,7 @@ use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::captures;
 use crate::contexts::Context;
-use crate::driver::{CONTEXT_IS_DESTROYED, Code, Driver, INVALID_CONTEXT, is_refused_by_capture};
+use crate::driver::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, is_refused_by_capture};
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time between two checks of work that cannot be waited for.
@@ -59,7 +59,8 @@ impl RecordedContextsFence {
         state.sweep(self.driver)
     }
 
-    /// Waits until the work has completed. Returns whether it has: `false` if a capture kept the events from being recorded.
+    /// Waits until the work has completed. Returns `false` if no event is left to wait for: a capture kept the events from being
+    /// recorded, or another thread has just seen them complete.
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
         // First, because this records the events if an earlier attempt was refused.
         while !self.query()? {
@@ -138,11 +139,13 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
         });
         match event {
             // The context is gone, and its work with it.
-            None | Some(Err(CONTEXT_IS_DESTROYED | INVALID_CONTEXT)) => {}
+            None => {}
+            // A function that no hook saw has ended it.
+            Some(Err(CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT)) => context.forget_primary(),
             Some(Ok(Some(event))) => events.push((context.clone(), event)),
             Some(Ok(None)) => return Ok(false),
             Some(Err(code)) if is_refused_by_capture(code) => {
-                captures::record_missed_capture();
+                captures::stop(captures::UNSEEN_CAPTURE);
                 return Ok(false);
             }
             Some(Err(code)) => return Err(code),
@@ -166,10 +169,8 @@ unsafe impl Fence for RecordedContextsFence {
 
     fn wait(&self) -> pinpool::Result<()> {
         while !self.wait_unless_capturing().map_err(|code| self.unknown(code))? {
-            if captures::has_missed_capture() {
-                return Err(Error::device_failed(
-                    "a capture that pinpool did not see begin keeps events from being recorded",
-                ));
+            if captures::has_stopped() && matches!(*self.state.lock(), FenceState::Waiting(_)) {
+                return Err(Error::device_failed("the process is no longer served, so no event is recorded"));
             }
             thread::sleep(PAUSE);
         }

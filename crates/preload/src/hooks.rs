@@ -15,7 +15,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::buffers::{self, FreeOutcome};
-use crate::driver::{Code, NOT_FOUND, UNKNOWN};
+use crate::driver::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_UNKNOWN, Code};
 use crate::log::{self, Reason};
 use crate::{captures, context_end, contexts, lookup, process, registrations};
 
@@ -78,11 +78,11 @@ pub(crate) fn exported(name: &CStr) -> Option<&'static Hook> {
 /// Runs the body of a hook with the driver's function.
 fn run(hook: &Hook, body: impl FnOnce(NonNull<c_void>) -> Code) -> Code {
     // Without a driver there is no such function.
-    let Some(real) = hook.real() else { return NOT_FOUND };
+    let Some(real) = hook.real() else { return CUDA_ERROR_NOT_FOUND };
     catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or_else(|payload| {
         // Dropping the payload may panic too.
         mem::forget(payload);
-        UNKNOWN
+        CUDA_ERROR_UNKNOWN
     })
 }
 
@@ -139,13 +139,13 @@ hooks! {
     cuMemFreeHost = c"cuMemFreeHost" 2000..FIRST_UNKNOWN_VERSION Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..FIRST_UNKNOWN_VERSION Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => call_and_count_registration(bytes, || real(start, bytes, flags));
+        real => call_and_record(|| count_registration(bytes), || real(start, bytes, flags));
     cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint)
-        real => call_and_record_current_context(|| real(out, flags));
+        real => call_and_record(contexts::record_current, || real(out, flags));
     cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint, priority: c_int)
-        real => call_and_record_current_context(|| real(out, flags, priority));
+        real => call_and_record(contexts::record_current, || real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..FIRST_UNKNOWN_VERSION Any (stream: usize)
         real => if_served(|| real(stream), |real| captures::destroy(stream, real));
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy
@@ -199,6 +199,10 @@ hooks! {
         real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
         real => if_served(|| real(context), |real| context_end::destroy(context, real));
+    // No event covers the work of a green context that is never current, and its handle is known only after this call.
+    cuGreenCtxCreate = c"cuGreenCtxCreate" 12040..FIRST_UNKNOWN_VERSION Any
+        (out: *mut usize, resources: usize, device: c_int, flags: c_uint)
+        real => call_and_record(|| captures::stop(captures::GREEN_CONTEXT), || real(out, resources, device, flags));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
@@ -237,36 +241,26 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
 }
 
 /// Counts memory that the program registers. Records the current context too.
-fn call_and_count_registration(bytes: usize, real: impl FnOnce() -> Code) -> Code {
-    let code = call_and_record_current_context(real);
-    if code == 0 && process::may_be_served() {
-        process::record_served_process();
-        registrations::count(bytes);
-    }
-    code
+fn count_registration(bytes: usize) {
+    contexts::record_current();
+    process::record_served_process();
+    registrations::count(bytes);
 }
 
 fn call_and_record_context(context: usize, real: impl FnOnce() -> Code) -> Code {
-    let code = real();
-    if code == 0 && context != 0 && process::may_be_served() {
-        contexts::find_or_add(context);
-    }
-    code
-}
-
-fn call_and_record_current_context(real: impl FnOnce() -> Code) -> Code {
-    let code = real();
-    if code == 0 && process::may_be_served() {
-        contexts::record_current();
-    }
-    code
+    call_and_record(|| drop((context != 0).then(|| contexts::find_or_add(context))), real)
 }
 
 fn call_and_record_result<R>(out: *mut usize, record: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
+    // SAFETY: preload-I1: the driver wrote the handle there.
+    call_and_record(|| drop(NonNull::new(out).map(|out| record(unsafe { out.read() }))), real)
+}
+
+/// Calls the driver's function `real`, and then `record` if it succeeded and the process may be served.
+fn call_and_record(record: impl FnOnce(), real: impl FnOnce() -> Code) -> Code {
     let code = real();
-    if let (0, Some(out), true) = (code, NonNull::new(out), process::may_be_served()) {
-        // SAFETY: preload-I1: the driver wrote the handle there.
-        record(unsafe { out.read() });
+    if code == 0 && process::may_be_served() {
+        record();
     }
     code
 }

@@ -24,7 +24,7 @@
 //! | `fence` | an event after all work of each recorded context |
 //! | `source` | the memory of a pool: the driver's own pinned memory |
 //! | `contexts` | the contexts of the process, their pools and events |
-//! | `captures` | the captures in progress, and the lock that keeps event records apart from them |
+//! | `captures` | captures in progress, the lock that keeps event records apart from them, whether the process is served |
 //! | `driver` | the driver's functions that this library calls |
 //! | `lookup` | how the driver's functions are found |
 //! | `lifetime`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |

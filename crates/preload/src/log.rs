@@ -18,9 +18,9 @@ use pinpool::Pool;
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// The log file; stderr if it is not set.
-const FILE: &str = "PINPOOL_PRELOAD_LOG";
+const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
 /// Switch: log the statistics of each pool when its context or the process ends.
-pub(crate) const STATS: &str = "PINPOOL_PRELOAD_STATS";
+pub(crate) const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
 /// The log target of the statistics, which are shown at any level.
 const STATS_TARGET: &str = "pinpool_preload::statistics";
 static LOGS_STATISTICS: AtomicBool = AtomicBool::new(false);
@@ -35,8 +35,8 @@ pub(crate) enum Reason {
     NoContext,
     /// There is no pool, which was logged when the pool could not be made, or the context has ended.
     NoPool,
-    /// A capture was missed, which was logged when it was detected.
-    MissedCapture,
+    /// The process is no longer served, which was logged when it happened.
+    Stopped,
     Full(usize),
     Version(i32),
     Refused(String),
@@ -47,7 +47,7 @@ impl fmt::Display for Reason {
         match self {
             Self::WriteCombined => f.write_str("write-combined memory, which pools do not have"),
             Self::Flags(flags) => write!(f, "flags {flags:#x}, which pinpool does not know"),
-            Self::Forked | Self::NoContext | Self::NoPool | Self::MissedCapture => Ok(()), // `passed_through` does not log these.
+            Self::Forked | Self::NoContext | Self::NoPool | Self::Stopped => Ok(()), // `passed_through` does not log these.
             Self::Full(bytes) => {
                 write!(f, "{bytes} bytes do not fit within the limit; raise PINPOOL_MAX_BYTES")
             }
@@ -62,9 +62,9 @@ impl fmt::Display for Reason {
 /// Logs that memory comes from the driver itself, once for each reason.
 pub(crate) fn passed_through(reason: &Reason) {
     static LOGGED_REASONS: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
-    // `NoPool` and `MissedCapture` are logged elsewhere, and the driver refuses a call without a context. A forked child does not
+    // `NoPool` and `Stopped` are logged elsewhere, and the driver refuses a call without a context. A forked child does not
     // log, since a thread of its parent may have held a lock.
-    if matches!(reason, Reason::NoPool | Reason::MissedCapture | Reason::NoContext | Reason::Forked) {
+    if matches!(reason, Reason::NoPool | Reason::Stopped | Reason::NoContext | Reason::Forked) {
         return;
     }
     init();
@@ -81,11 +81,11 @@ pub(crate) fn no_pool(error: &pinpool::Error) {
     warn!("not served: the pool could not be created, so the driver's own functions are called: {error}");
 }
 
-/// Logs that a stream captures although no hook saw the capture begin.
-pub(crate) fn unseen_capture() {
+/// Logs that the process is no longer served.
+pub(crate) fn no_longer_served(why: &str) {
+    init();
     warn!(
-        "no longer served: a stream captures a graph that pinpool did not see begin, and recording an event has invalidated that \
-         capture. From now on the driver's own functions are called; memory freed since is not reused"
+        "no longer served: {why}. From now on the driver's own functions are called; memory freed since is not reused"
     );
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn registrations(calls: u64, bytes: u64) {
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let path = env::var_os(FILE).filter(|path| !path.is_empty());
+        let path = env::var_os(LOG_VARIABLE).filter(|path| !path.is_empty());
         let path = path.map(|path| path.to_string_lossy().replace("%p", &process::id().to_string()));
         let opened = path.as_deref().map(|path| File::options().create(true).append(true).open(path));
         let (file, failed) = match opened.transpose() {
@@ -122,7 +122,7 @@ pub(crate) fn init() {
             let level = record.level().as_str().chars().next().unwrap_or('?');
             writeln!(out, "pinpool[{}] {level}: {}", process::id(), record.args())
         });
-        if is_on(STATS) {
+        if is_on(STATS_VARIABLE) {
             builder.filter_module(STATS_TARGET, LevelFilter::Info);
             LOGS_STATISTICS.store(true, Ordering::Relaxed);
         }
@@ -130,7 +130,7 @@ pub(crate) fn init() {
         // This library has its own copy of `log`, so there is no other logger.
         let _ = builder.try_init();
         if let (Some(path), Some(error)) = (path, failed) {
-            warn!("{FILE}={path} cannot be written, so the log goes to stderr: {error}");
+            warn!("{LOG_VARIABLE}={path} cannot be written, so the log goes to stderr: {error}");
         }
     });
 }
@@ -140,7 +140,7 @@ pub(crate) fn is_on(variable: &str) -> bool {
     env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&&*value.trim().to_lowercase()))
 }
 
-/// Logs the statistics of a pool, if the switch [`STATS`] is on.
+/// Logs the statistics of a pool, if the switch [`STATS_VARIABLE`] is on.
 pub(crate) fn statistics(pool: &Pool) {
     // Relaxed: the flag guards no other memory. The variable is not read again, since the program may change it.
     if LOGS_STATISTICS.load(Ordering::Relaxed) {

@@ -5,10 +5,10 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// The names of the driver's library.
-const DRIVER: [&CStr; 2] = [c"libcuda.so.1", c"libcuda.so"];
+const DRIVER_FILES: [&CStr; 2] = [c"libcuda.so.1", c"libcuda.so"];
 
 /// The versions under which the C library exports `dlsym`: glibc since 2.34, and older glibc on x86-64 and on aarch64.
-const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
+const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
@@ -29,7 +29,7 @@ pub(crate) fn real_dlsym() -> Option<Dlsym> {
             // SAFETY: the names end in 0; the next object after this library that exports `dlsym` is the C library.
             NonNull::new(unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) })
         };
-        real = VERSIONS.iter().find_map(find)?.as_ptr().expose_provenance();
+        real = DLSYM_VERSIONS.iter().find_map(find)?.as_ptr().expose_provenance();
         // Relaxed: each thread finds the same address.
         REAL_DLSYM.store(real, Ordering::Relaxed);
     }
@@ -61,7 +61,7 @@ pub(crate) fn real_function(name: &CStr) -> Option<NonNull<c_void>> {
 fn loaded_driver() -> Option<NonNull<c_void>> {
     let seen = DRIVER_FUNCTION.load(Ordering::Relaxed);
     let of_seen = if seen.is_null() { None } else { image_of(seen) };
-    let by_name = || DRIVER.into_iter().find_map(|name| open_loaded(name.as_ptr()));
+    let by_name = || DRIVER_FILES.into_iter().find_map(|name| open_loaded(name.as_ptr()));
     of_seen.and_then(|library| open_loaded(library.dli_fname)).or_else(by_name)
 }
 

@@ -13,7 +13,9 @@ use pinpool::source::{PAGE_BYTES, Region, Retry, Source, SourceError};
 use pinpool::unstable::backend::{BuiltInSource, GRANULE_BYTES};
 
 use crate::contexts::Context;
-use crate::driver::{CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Code, Driver, MAPPED, PORTABLE};
+use crate::driver::{
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Code, Driver, SERVED_FLAGS,
+};
 use crate::driver_blocks::{DriverBlock, DriverBlocks};
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -46,7 +48,9 @@ impl HostSource {
 
     fn error(&self, call: &'static str, code: Code) -> SourceError {
         // These codes come from a stream capture, and the call can succeed once the capture has ended.
-        let retry = if matches!(code, CAPTURE_UNSUPPORTED | CAPTURE_INVALIDATED) { Retry::Soon } else { Retry::Later };
+        let is_by_capture =
+            matches!(code, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        let retry = if is_by_capture { Retry::Soon } else { Retry::Later };
         SourceError::new(call, self.driver.name(code)).with_code(code.into()).with_retry(retry)
     }
 
@@ -78,7 +82,7 @@ unsafe impl Source for HostSource {
         let held_bytes = self.held_bytes(len_bytes);
         let block = self.context.while_alive(|handle| {
             let _entered = self.driver.enter(handle)?;
-            let block = self.driver.host_alloc(held_bytes, PORTABLE | MAPPED)?;
+            let block = self.driver.host_alloc(held_bytes, SERVED_FLAGS)?;
             // The block is recorded before the context can end, since that end forgets the context's blocks.
             BLOCKS.lock().insert(block.addr().get(), DriverBlock { bytes: held_bytes, context: self.context.number() });
             Ok(block)

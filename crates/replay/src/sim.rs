@@ -19,15 +19,14 @@ use serde::Serialize;
 
 /// Kinds of simulated memory, with their names in flags and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SourceKind {
     /// One virtual range: a buffer may span granules that were pinned by different calls.
     #[default]
-    #[value(name = "span")]
-    #[serde(rename = "span")]
+    #[value(alias = "span")]
     Virtual,
     /// Separate regions: a buffer lies within one.
-    #[value(name = "walls")]
-    #[serde(rename = "walls")]
+    #[value(alias = "walls")]
     Separate,
 }
 

@@ -35,7 +35,8 @@ pub struct SharedPool {
 
 impl SharedPool {
     /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses 2 MiB hugetlb pages
-    /// for 2 MiB or more if enough of them are reserved. Makes slow calls, and waits for room only if a shared limit has none.
+    /// for 2 MiB or more if enough of them are reserved. Calls the driver or the kernel, so it may take seconds. Waits for room
+    /// only if a shared limit has none.
     ///
     /// # Errors
     ///

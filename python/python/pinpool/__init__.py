@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ._arrays import record_stream
+from ._batches import SharedBatches
 from ._diagnosis import Diagnosis
 from ._errors import (
     AlreadyInstalledError,
@@ -30,7 +31,7 @@ from ._errors import (
     TrainerUnavailableError,
 )
 from ._errors import TimeoutError as TimeoutError  # Not in `__all__`, because `import *` would replace the builtin exception.
-from ._packed import PackedBatch, SharedBatches
+from ._packed import PackedBatch
 from ._pinpool import Buffer, SharedBuffer
 from ._pinpool import __version__ as __version__
 from ._pool import Pool, diagnose
@@ -62,23 +63,23 @@ __all__ = [
     "record_stream",
 ]
 
-_WORKERS = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"
-_COPY = "pinpool.torch.to_device(images), which copies and records"
-_KEPT = "a pool (pinpool.Pool), with PINPOOL_RESERVE"
+_USE_COLLATE = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"
+_USE_TO_DEVICE = "pinpool.torch.to_device(images), which copies and records"
+_USE_RESERVE = "a pool (pinpool.Pool), with PINPOOL_RESERVE"
 #: Names that were removed, and what to use instead.
 _REMOVED = {
     "Array": "pinpool_loader.Loader(map=), with np.load of each sample",
     "Batch": "pinpool_loader.Batch",
-    "DeviceArray": _COPY,
-    "DeviceBuffer": _COPY,
+    "DeviceArray": _USE_TO_DEVICE,
+    "DeviceBuffer": _USE_TO_DEVICE,
     "Image": "pinpool_loader.ImageDecoder",
-    "Kept": _KEPT,
+    "Kept": _USE_RESERVE,
     "Loader": "pinpool_loader.Loader (import pinpool_loader)",
-    "SharedLoader": _WORKERS,
-    "WorkerError": _WORKERS,
+    "SharedLoader": _USE_COLLATE,
+    "WorkerError": _USE_COLLATE,
     "WorkerInfo": "torch.utils.data.get_worker_info()",
     "get_worker_info": "torch.utils.data.get_worker_info()",
-    "kept": _KEPT,
+    "kept": _USE_RESERVE,
     "numba": "arrays over buffers (pool.empty), and pinpool.record_stream(array, stream) after a copy",
     "safetensors": "safetensors.torch.load_file, or its tensors copied into pool.empty(..., library='torch')",
 }

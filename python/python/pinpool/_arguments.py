@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-def without_unknown(constructor: C) -> C:
+def hide_last_parameter(constructor: C) -> C:
     """Hides the last parameter, which collects unknown arguments for an error with a hint, from `help` and from notebooks."""
     signature = inspect.signature(constructor)
     constructor.__signature__ = signature.replace(parameters=list(signature.parameters.values())[:-1])  # type: ignore[attr-defined]

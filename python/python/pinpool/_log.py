@@ -54,15 +54,6 @@ def _run() -> None:
             _forward()
 
 
-def format_bytes(nbytes: float) -> str:
-    """Returns `nbytes` as log lines show it, such as 24.0MiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.1f}{unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f}GiB"
-
-
 def start() -> None:
     """Starts forwarding. Every new pool calls it."""
     global _thread

@@ -160,8 +160,8 @@ class Pool:
         with pool.get(4096) as buf:
             np.asarray(buf)[:] = 7
 
-    Threads may share a pool. A pool belongs to one process. In a forked child requests, `reserve` and `set_max_bytes` raise
-    ForkError, and statistics are 0: create another pool there.
+    Threads may share a pool. A pool belongs to one process. In a forked child, requests and the calls `reserve` and
+    `set_max_bytes` raise ForkError, and all statistics are 0: create another pool there.
 
     The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
     once no copy has completed for a second. The memory of the remaining copies is never freed.
@@ -361,6 +361,9 @@ class Pool:
     def backend(self) -> str:
         """Source of the memory: "vmm", "register", "cuda", "mlock" or "heap"."""
     @property
+    def pinned_by(self) -> str | None:
+        """What pins the memory: "driver", "kernel" (`mlock`) or None."""
+    @property
     def max_bytes(self) -> int | None:
         """Limit on the bytes held, or None if unlimited."""
     def set_max_bytes(self, max_bytes: _Size | None) -> None:
@@ -440,8 +443,7 @@ class SharedPoolCore:
     def receive_from_dead_worker(self) -> tuple[int, Buffer] | None: ...
     def recover(self) -> int: ...
     def refuse_workers(self, is_refusing: bool) -> None: ...
-    def counts(self) -> tuple[int, int, int, int, int]: ...
-    def num_workers(self) -> int: ...
+    def counts(self) -> tuple[int, int, int, int, int, int]: ...
     def buffer_bytes(self) -> int: ...
     def num_buffers(self) -> int: ...
     def pinned_by(self) -> str | None: ...
@@ -470,7 +472,7 @@ class Decoder:
     def image(height: int, width: int, is_chw: bool, is_cropped: bool, max_pixels: int | None) -> Decoder | None: ...
 
 @final
-class Files:
+class SampleCatalog:
     def __new__(
         cls,
         pool: Pool,

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import json
 import weakref
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, SupportsIndex
 
 from . import _arrays, _asyncio, _log
 from ._diagnosis import Diagnosis
@@ -100,16 +100,6 @@ def stats(self: Pool) -> Any:
     return json.loads(self._stats_json())
 
 
-def max_bytes(self: Pool) -> int | None:
-    """Limit on the bytes held, or None if unlimited."""
-    return self.stats()["limits"]["max_bytes"]
-
-
-def backend(self: Pool) -> str:
-    """Source of the memory: "vmm", "register", "cuda", "mlock" or "heap"."""
-    return self.stats()["backend"]
-
-
 def diagnose_pool(self: Pool) -> Diagnosis:
     """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
 
@@ -118,12 +108,19 @@ def diagnose_pool(self: Pool) -> Diagnosis:
     return Diagnosis(*self._diagnosis())
 
 
-def _enter(self: Pool) -> Pool:
+def _same(self: Pool) -> Pool:
     return self
 
 
 def _exit(self: Pool, *_exception: object) -> None:
     self.close()
+
+
+def _reduce(self: Pool, _protocol: SupportsIndex) -> Never:
+    raise TypeError(
+        "a pinpool.Pool cannot be pickled or copied deeply, since it belongs to this process: pass a pinpool.SharedPool to DataLoader "
+        "workers, or create a pool in the process that uses it"
+    )
 
 
 _REMOVED = {
@@ -145,9 +142,9 @@ def _signature() -> inspect.Signature:
 
 
 Pool.__init__ = _init
-Pool.__enter__, Pool.__exit__ = _enter, _exit
+Pool.__enter__, Pool.__exit__ = _same, _exit
+Pool.__copy__, Pool.__reduce_ex__ = _same, _reduce
 Pool.__signature__ = _signature()
-Pool.backend, Pool.max_bytes = property(backend), property(max_bytes)
 Pool.__getattr__ = _removed
 diagnose_pool.__name__ = "diagnose"
 for _method in (aget, diagnose_pool, empty, stats):

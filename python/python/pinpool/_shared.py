@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _log, _pinpool
 from ._arguments import checked_int
+from ._batches import SharedBatches
 from ._errors import ClosedError, ForkError, LimitError, PinpoolError
 from ._layout import BatchLayout, Views, choose_library
-from ._packed import PackedBatch, SharedBatches, live_pools
+from ._packed import PackedBatch, live_pools
 from ._pool import Pool
 
 if TYPE_CHECKING:
@@ -249,8 +250,9 @@ class SharedPool:
     def batches(self, loader: Iterable[PackedBatch]) -> SharedBatches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each loop is an epoch.
 
-        Only one loader at a time may use a shared pool. When a loop ends, even by `break` or an exception, unreceived buffers
-        become free. With `persistent_workers=True` they become free at the next loop.
+        Only one loader at a time may use a shared pool. When a loop ends, even by `break` or an exception, the loop ends its workers,
+        and unreceived buffers become free. A worker that does not end within 5 s is killed. With `persistent_workers=True`, the
+        workers keep running, and the buffers become free at the next loop.
 
         The loop raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
         left for the workers.
@@ -267,7 +269,7 @@ class SharedPool:
             if generation is None:
                 raise LimitError(
                     f"{num_kept} of {self.num_buffers} shared buffers belong to batches that the program keeps, and {needed} are needed to read "
-                    f"ahead: drop batches (del), keep copies, or set num_buffers={num_kept + needed}"
+                    f"ahead: drop batches (del), keep copies, or set num_buffers={max(num_kept, 2) + needed}"
                 )
             gc.collect(generation)  # Frees batches in reference cycles.
 
@@ -306,12 +308,12 @@ class SharedPool:
 
     def counts(self) -> dict[str, int]:
         """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received) and "received" (or in flight)."""
-        return dict(zip(("free", "filling", "sent", "received"), self._trainer_core().counts()[:4], strict=True))
+        return dict(zip(("free", "filling", "sent", "received"), self._trainer_core().counts()[1:5], strict=True))
 
     @property
     def num_workers(self) -> int:
         """Number of attached workers that are alive."""
-        return self._trainer_core().num_workers()
+        return self._trainer_core().counts()[0]
 
     @property
     def buffer_bytes(self) -> int:

@@ -21,7 +21,7 @@ __all__ = ["Batch"]
 _MISSING = object()
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Name of an undecoded field, its first byte in the sample's part of the batch, and its end.
+#: Name of an undecoded field, its begin in the sample's part of the batch, and its end.
 _Field: TypeAlias = tuple[str, int, int]
 
 
@@ -56,7 +56,7 @@ class RawBatch(NamedTuple):
 class BatchSource(NamedTuple):
     """Data shared by all batches of a loader."""
 
-    samples: _pinpool.Files | _SampleTable
+    samples: _pinpool.SampleCatalog | _SampleTable
     #: Shape and dtype of each decoded field, by its names.
     decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
     seed: int
@@ -81,7 +81,7 @@ class Batch:
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_labels", "_parts", "_source", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
+    __slots__ = ("__weakref__", "_field_offsets", "_labels", "_parts", "_source", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
 
     buffer: Buffer | bytearray
     epoch: int
@@ -93,7 +93,11 @@ class Batch:
         self.index_overall, self.epoch, self.index_in_epoch = raw.index_overall, raw.epoch, raw.index_in_epoch
         self.buffer, self._parts = raw.buffer, [Part._make(part) for part in raw.parts]
         self._source, self._labels, self.failures = source, labels, failures
-        self._arrays = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded)))
+        self._field_offsets = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded)))
+
+    @property
+    def _is_decoded(self) -> bool:
+        return bool(self._source.decoded)
 
     def rng(self) -> np.random.Generator:
         """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
@@ -115,7 +119,7 @@ class Batch:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         part = self._part(index)
-        if self._arrays:
+        if self._is_decoded:
             return self._fields_of(range(len(self))[index], self._source.samples.fields([part.sample])[0], self._decoded())
         return self._view(part.begin, part.length)
 
@@ -134,15 +138,15 @@ class Batch:
         shape, dtype = self._source.decoded[names]
         shape = (len(self), *shape)
         count = math.prod(shape)
-        whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._arrays[names]) if count else np.empty(0, dtype)
+        whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._field_offsets[names]) if count else np.empty(0, dtype)
         return whole.reshape(shape)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.samples) if self._arrays else map(self.__getitem__, range(len(self)))
+        return iter(self.samples) if self._is_decoded else map(self.__getitem__, range(len(self)))
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns the stored bytes of the samples as uint8 tensors, views of the buffer. Raises TypeError with `decode=`."""
-        if self._arrays:
+        if self._is_decoded:
             raise TypeError("the samples are decoded, and each field is one array: use torch.from_numpy(batch.field('jpg'))")
         try:
             import torch
@@ -166,24 +170,26 @@ class Batch:
 
     def _decoded(self) -> dict[tuple[str, ...], _Array]:
         """Returns the decoded fields by their names, as new views of the buffer."""
-        return {names: self._array(names) for names in self._arrays}
+        return {names: self._array(names) for names in self._field_offsets}
 
-    def _for_device(self) -> dict[tuple[str, ...], _Array]:
+    def __pinpool_arrays__(self) -> dict[tuple[str, ...], _Array]:
         """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are ints."""
         names = {name for fields in self._source.samples.fields(self.sample_indices) for name, *_ in fields}
         undecoded = sorted(names - {self._source.label_field})
-        if undecoded or not self._arrays:
-            subject = f"the field {undecoded[0]!r} of this Batch is not" if self._arrays else "no field of this Batch is"
+        if undecoded or not self._is_decoded:
+            subject = f"the field {undecoded[0]!r} of this Batch is not" if self._is_decoded else "no field of this Batch is"
             raise TypeError(f"{subject} decoded: pass arrays, such as batch.field('jpg'), or convert the fields in map=")
         values = self._decoded()
         if self._labels is not None and all(isinstance(label, (int, np.integer)) for label in self._labels):
+            if any("labels" in names for names in values):
+                raise ValueError("the decoded field 'labels' of this Batch is named like its labels: pass arrays, such as batch.field('labels')")
             values["labels",] = np.array(self._labels, np.int64)
         return values
 
     def _fields_of(self, index: int, fields: list[_Field], arrays: dict[tuple[str, ...], _Array]) -> dict[str, Any]:
         self._check_fields(index, fields)
-        begin = self._parts[index].begin
-        views: dict[str, Any] = {name: self._view(begin + first, end - first) for name, first, end in fields}
+        offset = self._parts[index].begin
+        views: dict[str, Any] = {name: self._view(offset + begin, end - begin) for name, begin, end in fields}
         for names, array in arrays.items():
             views |= dict.fromkeys(names, array[index])
         return views
@@ -211,17 +217,17 @@ class Batch:
         if not isinstance(name, str):
             raise TypeError(f"a field name must be a str, such as 'jpg', not {name!r}")
         values, name = [], name.removeprefix(".").lower()
-        for names in self._arrays:
+        for names in self._field_offsets:
             if name in names or name == ";".join(names):
                 return self._array(names)
         for index, fields in enumerate(self._source.samples.fields(self.sample_indices)):
             self._check_fields(index, fields)
-            spans = {field_name: (first, end) for field_name, first, end in fields}
+            spans = {field_name: (begin, end) for field_name, begin, end in fields}
             if name in spans:
-                first, end = spans[name]
-                values.append(self._view(self._parts[index].begin + first, end - first))
+                begin, end = spans[name]
+                values.append(self._view(self._parts[index].begin + begin, end - begin))
             elif default is _MISSING:
-                available = ", ".join([*spans, *itertools.chain(*self._arrays)]) or "no fields"
+                available = ", ".join([*spans, *itertools.chain(*self._field_offsets)]) or "no fields"
                 raise KeyError(f"{self.names[index]} has no field {name!r}: it has {available}")
             else:
                 values.append(default)
@@ -267,11 +273,11 @@ class Batch:
     def is_whole(self, index: SupportsIndex) -> bool:
         """Returns whether all bytes of sample `index` are in this batch."""
         part = self._part(index)
-        return bool(self._arrays) or (part.sample_offset == 0 and part.length == self._source.samples.sample_bytes(part.sample))
+        return self._is_decoded or (part.sample_offset == 0 and part.length == self._source.samples.sample_bytes(part.sample))
 
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
-        raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._arrays.values()), None, [])
+        raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._field_offsets.values()), None, [])
         source = self._source._replace(samples=_SampleTable.of(self._source.samples, self.sample_indices))
         return Batch, (raw, self._labels, self.failures, source)
 
@@ -286,7 +292,7 @@ class _SampleTable(NamedTuple):
     of_samples: dict[int, tuple[str, list[_Field], int | None]]
 
     @classmethod
-    def of(cls, table: _pinpool.Files | _SampleTable, samples: list[int]) -> _SampleTable:
+    def of(cls, table: _pinpool.SampleCatalog | _SampleTable, samples: list[int]) -> _SampleTable:
         return cls(dict(zip(samples, zip(table.names(samples), table.fields(samples), map(table.sample_bytes, samples)))))
 
     def names(self, samples: list[int]) -> list[str]:

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from pinpool import LimitError, LoadError, PinpoolError, Pool, _pinpool
-from pinpool._arguments import checked_bool, checked_int, without_unknown
+from pinpool._arguments import checked_bool, checked_int, hide_last_parameter
 
 from . import _decode, _paths
 from ._batch import Batch, BatchSource, RawBatch
@@ -39,7 +39,7 @@ _HINTS = {
     "target_transform": "label_function= takes a function of a label's text",
     "loader": "decode= decodes images, and map= takes a function of a batch for other formats",
     "is_valid_file": "name the files by a pattern: Loader('photos/**/*.jpg')",
-    "pin_memory": "batches are in memory of pool=, which is pinned if the pool's backend can pin (pool.stats()['pinned_by'])",
+    "pin_memory": "batches are in memory of pool=, which is pinned if the pool's backend can pin (pool.pinned_by)",
     "pin_memory_device": "pool= takes the pool of the batches, and Pool(device=) the GPU",
     "sampler": _ORDER_HINT,
     "batch_sampler": _ORDER_HINT,
@@ -84,7 +84,7 @@ class _Settings(TypedDict, total=False):
     prefetch: int | None
     shuffle: bool
     seed: int
-    rank: int
+    rank: int | None
     world_size: int | None
     drop_last: bool
     even: bool
@@ -124,9 +124,9 @@ class Loader(Generic[T]):
         shuffle: whether each epoch has a new random order of all samples, determined by `seed`. Archives are then read at random
             offsets, so on network storage shuffle the samples when you write the archives, and leave this False.
         seed: seed of the order and of `Batch.rng`.
-        rank, world_size: the index of this process, from 0, and how many processes there are (data-parallel ranks). Each process
-            gets every `world_size`-th sample, from sample `rank` on. By default a process gets all samples, with a warning if a launcher has
-            set `WORLD_SIZE` above 1; `world_size=1` prevents the warning.
+        rank, world_size: the index of this process, from 0, and how many processes there are (data-parallel ranks). Process
+            `rank` gets the samples `rank`, `rank + world_size`, ... in the order of the epoch. By default a process gets all samples,
+            with a warning if a launcher has set `WORLD_SIZE` above 1; `world_size=1` prevents the warning.
         drop_last: whether to leave out incomplete batches, so that all ranks have the same number of batches.
         even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
@@ -159,10 +159,10 @@ class Loader(Generic[T]):
     def __init__(self: Loader[Batch], paths: _Paths, *, map: None = None, **settings: Unpack[_Settings]) -> None: ...
     @overload
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
-    @without_unknown
+    @hide_last_parameter
     def __init__(
         self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, num_threads: int | None = None,
-        prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int = 0, world_size: int | None = None,
+        prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int | None = None, world_size: int | None = None,
         drop_last: bool = False, even: bool = False, epochs_per_loop: int = 1, state: Mapping[str, Any] | None = None,
         pool: Pool | None = None, open_archives: bool | None = None, decode: Mapping[str, ImageDecoder] | None = None,
         label_field: str | None = None, label_function: Callable[[str], Any] | None = None, map: Callable[[Batch], Any] | None = None,
@@ -171,17 +171,8 @@ class Loader(Generic[T]):
         if unknown:
             name = next(iter(unknown))
             raise TypeError(f"Loader has no argument {name!r}" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-        if label_field is not None and not (isinstance(label_field, str) and label_field):
-            raise TypeError(f"label_field must be the name of a field, such as 'cls', not {label_field!r}")
+        _check_objects(on_error, label_field, label_function, map, pool)
         label_field = label_field and label_field.removeprefix(".").lower()
-        if label_function is not None and not callable(label_function):
-            raise TypeError(f"label_function must be a function of a label's text, such as int, float, str or json.loads, not {label_function!r}")
-        if map is not None and not callable(map):
-            raise TypeError(f"map must be a function of a batch, not {map!r}")
-        if pool is not None and not isinstance(pool, Pool):
-            raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
         self._map, self._num_map_threads = map, checked_int("num_map_threads", num_map_threads, 1, 1024)
         decoded = _decode.decoder_specs(decode)
         drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
@@ -198,12 +189,14 @@ class Loader(Generic[T]):
             checked_bool("open_archives", open_archives)
         shuffle, seed = checked_bool("shuffle", shuffle), checked_int("seed", seed, 0)
         world_size = _default_world_size() if world_size is None else checked_int("world_size", world_size, 1)
-        rank = checked_int("rank", rank, 0)
+        if rank is None and world_size > 1:
+            raise TypeError(f"rank= is missing: with world_size={world_size}, each process loads the part of its rank")
+        rank = 0 if rank is None else checked_int("rank", rank, 0)
         self._progress, self._skips_errors = Progress(checked_int("epochs_per_loop", epochs_per_loop, 1)), on_error == "skip"
         path_list = _paths.expand(paths)
         _refuse_compressed(_paths.find_compressed(path_list))
         self._pool = Pool(name="loader") if pool is None else pool
-        self._files = _pinpool.Files(
+        self._files = _pinpool.SampleCatalog(
             self._pool, path_list, bool(open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
             num_threads=_default_num_threads() if num_threads is None else checked_int("num_threads", num_threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
@@ -227,12 +220,7 @@ class Loader(Generic[T]):
         self._has_labels = True
         self._label_by_class: dict[str, Any] | None = None
         if label_field is None:
-            classes, has_archives = self._files.classes()
-            if label_function is not None and has_archives:
-                raise ValueError("label_function= needs label_field=, because samples in archives have no directory as a label")
-            self._has_labels = not (classes and has_archives)
-            if not has_archives:
-                self._label_by_class = {name: _label(label_function, name, index) for index, name in enumerate(classes)}
+            self._label_by_directory(label_function)
         self._reader: _pinpool.Reader | None = None
         self._num_loops = 0
         self._interrupted: set[int] = set()  # Numbers of the loops that another loop has cut short.
@@ -240,6 +228,15 @@ class Loader(Generic[T]):
         self._batch_counts: dict[int, int] = {}
         if state is not None:
             self.load_state_dict(state)
+
+    def _label_by_directory(self, label_function: Callable[[str], Any] | None) -> None:
+        """Determines the labels of samples without a field for them."""
+        classes, has_archives = self._files.classes()
+        if label_function is not None and has_archives:
+            raise ValueError("label_function= needs label_field=, because samples in archives have no directory as a label")
+        self._has_labels = not (classes and has_archives)
+        if not has_archives:
+            self._label_by_class = {name: _label(label_function, name, index) for index, name in enumerate(classes)}
 
     def _refuse_unloadable(self, path_list: list[str]) -> None:
         """Raises an error for files that cannot be loaded as requested."""
@@ -282,12 +279,12 @@ class Loader(Generic[T]):
         return self._pool
 
     @property
-    def num_samples(self) -> int:
+    def total_samples(self) -> int:
         """Number of samples of an epoch, over all ranks."""
         return len(self._files)
 
     @property
-    def nbytes(self) -> int:
+    def total_bytes(self) -> int:
         """Size in bytes of all samples of an epoch, over all ranks."""
         return self._files.nbytes()
 
@@ -432,7 +429,21 @@ class Loader(Generic[T]):
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
-        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} bytes, in epoch {self._progress.position[0]}>"
+        return f"<pinpool_loader.Loader of {self.total_samples} samples, {self.total_bytes} bytes, in epoch {self._progress.position[0]}>"
+
+
+def _check_objects(on_error: Any, label_field: Any, label_function: Any, map: Any, pool: Any) -> None:
+    """Checks the arguments that are neither numbers nor bools."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if label_field is not None and not (isinstance(label_field, str) and label_field):
+        raise TypeError(f"label_field must be the name of a field, such as 'cls', not {label_field!r}")
+    if label_function is not None and not callable(label_function):
+        raise TypeError(f"label_function must be a function of a label's text, such as int, float, str or json.loads, not {label_function!r}")
+    if map is not None and not callable(map):
+        raise TypeError(f"map must be a function of a batch, not {map!r}")
+    if pool is not None and not isinstance(pool, Pool):
+        raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
 
 
 def _refuse_compressed(compressed: str | None) -> None:

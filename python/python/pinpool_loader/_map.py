@@ -17,7 +17,7 @@ TIMED_OUT: Any = object()
 
 
 class MapRunner(Generic[T, R]):
-    """Yields `function(item)` for each item of `take(timeout)`, computed at most one item per thread ahead.
+    """Yields `function(item)` for each item of `take(timeout)`. The threads work on at most `num_threads` items ahead of the loop.
 
     `take` returns `TIMED_OUT` after the timeout and None at the end. Not a generator, because a generator keeps a reference to the last
     yielded value.
@@ -27,13 +27,14 @@ class MapRunner(Generic[T, R]):
         self._function, self._take, self._max_ahead = function, take, num_threads
         self._executor = ThreadPoolExecutor(num_threads, "pinpool-map")
         self._running: deque[Future[R]] = deque()
-        self._failure: Exception | None = None
+        # The exception that ends the loop: StopIteration after the last item, or a failure.
+        self._end: Exception | None = None
 
     def __iter__(self) -> Iterator[R]:
         return self
 
     def __next__(self) -> R:
-        while self._failure is None and len(self._running) <= self._max_ahead:
+        while self._end is None and len(self._running) <= self._max_ahead:
             try:
                 # If there is a result, `take` does not wait: reading the next item may need memory that the loop keeps until it gets the
                 # result.
@@ -41,7 +42,7 @@ class MapRunner(Generic[T, R]):
                 wait = POLL_SECONDS if self._running else None
                 item = self._take(0 if has_result else wait)
                 if item is None:
-                    self._failure = StopIteration()
+                    self._end = StopIteration()
                 elif item is not TIMED_OUT:
                     self._running.append(self._executor.submit(self._apply, item))
                 elif has_result:
@@ -50,10 +51,10 @@ class MapRunner(Generic[T, R]):
                 # Like the end, it is raised after the results of the earlier items. Its traceback refers to this frame, so `item` would
                 # keep the previous item.
                 item = None
-                self._failure = failure
+                self._end = failure
         if not self._running:
-            assert self._failure is not None
-            raise self._failure
+            assert self._end is not None
+            raise self._end
         return self._running.popleft().result()
 
     def _apply(self, item: T) -> R:
@@ -66,5 +67,5 @@ class MapRunner(Generic[T, R]):
     def close(self) -> None:
         """Ends the threads after their current items; results and queued items are dropped."""
         self._running.clear()
-        self._failure = None  # Its traceback refers to this object and to the frames of the loop.
+        self._end = None  # Its traceback refers to this object and to the frames of the loop.
         self._executor.shutdown(cancel_futures=True)

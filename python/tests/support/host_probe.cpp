@@ -18,6 +18,7 @@ extern "C" {
 int probe_is_capturing = 0;
 int probe_refuses_streams = 0;
 int probe_is_lost = 0;
+int probe_has_no_context = 0;
 
 } // extern "C"
 
@@ -51,6 +52,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 
 Guard guard;
+
+#if PROBE_HAS_HISTORY
+std::shared_ptr<c10::GatheredContext> recorder() {
+  TORCH_CHECK(!probe_has_no_context, "there is no context");
+  return nullptr;
+}
+#endif
 
 } // namespace
 
@@ -119,7 +127,7 @@ void probe_reset_stats() {
 
 #if PROBE_HAS_HISTORY
 void probe_record_history(int enabled) {
-  allocator()->record_history(enabled != 0, nullptr, 100, c10::CachingDeviceAllocator::RecordContext::NEVER, true);
+  allocator()->record_history(enabled != 0, recorder, 100, c10::CachingDeviceAllocator::RecordContext::ALL, true);
 }
 
 // The first letter of each action in the history: a(llocated), r(equested to be freed), f(reed), o(ut of memory).

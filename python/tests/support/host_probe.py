@@ -55,7 +55,7 @@ class Probe:
         return getattr(self.library, f"probe_{name}")
 
     def set(self, name, yes):
-        """`name`: "is_capturing", "refuses_streams" or "is_lost"."""
+        """`name`: "is_capturing", "refuses_streams", "is_lost" or "has_no_context"."""
         ctypes.c_int.in_dll(self.library, f"probe_{name}").value = int(yes)
 
     def history(self):
@@ -88,4 +88,7 @@ class Probe:
         return functions
 
     def uninstall(self):
-        return pinpool.torch._allocator.load().pinpool_torch_uninstall()
+        num_left, error = ctypes.c_size_t(), ctypes.create_string_buffer(500)
+        uninstall = pinpool.torch._allocator.load().pinpool_torch_uninstall
+        assert uninstall(ctypes.byref(num_left), error, ctypes.c_size_t(len(error))) == 0, error.value
+        return num_left.value

@@ -123,7 +123,7 @@ impl FromStr for SharedLimitName {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text.to_ascii_lowercase().as_str() {
-            "none" => Ok(Self::Disabled),
+            "none" => Ok(Self::None),
             "auto" => Ok(Self::Auto),
             _ => match pinpool_shared_limit::problem_of(text) {
                 Some(problem) => Err(ParseError::new(text, problem)),
@@ -136,7 +136,7 @@ impl FromStr for SharedLimitName {
 impl fmt::Display for SharedLimitName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Disabled => "none",
+            Self::None => "none",
             Self::Auto => "auto",
             Self::Named(name) => name,
         })

@@ -68,7 +68,7 @@ impl ArenaSupply {
     }
 
     /// Unmaps the old addresses of remapped granules. Returns whether it unmapped any. If the source refuses, they are left for
-    /// later. Makes slow calls.
+    /// later. The call may be slow.
     fn unmap_old_places(&self) -> bool {
         if !self.source.virtual_memory().is_some_and(VirtualMemory::has_old_places) {
             return false;
@@ -79,7 +79,7 @@ impl ArenaSupply {
         false
     }
 
-    /// Remaps granules to make a wanted hole. Returns whether the caller should call again soon. Makes slow calls.
+    /// Remaps granules to make a wanted hole. Returns whether the caller should call again soon. The call may be slow.
     pub(in crate::engine) fn compact(&self, now_us: u64) -> bool {
         // Cleared first: later changes set the flag again.
         if self.needs_compaction.swap(false, Ordering::Relaxed) {
@@ -99,7 +99,7 @@ impl ArenaSupply {
     }
 
     /// Unmaps the old addresses of remapped granules, or else makes one step towards the compaction target. Returns whether
-    /// there was something to do. Makes slow calls.
+    /// there was something to do. The call may be slow.
     pub(in crate::engine) fn compact_step(&self, now_us: u64) -> bool {
         if self.unmap_old_places() {
             return true;

@@ -43,7 +43,7 @@ impl Execution {
     }
 
     /// Executes the steps of `plan` in order: every step of a release, and otherwise the steps up to the first that fails.
-    /// Makes slow calls.
+    /// The call may be slow.
     pub(in crate::engine) fn execute(&mut self, source: &CalledSource, plan: &Plan) {
         let mut rest = plan.steps();
         while !rest.is_empty() && (self.error.is_none() || plan.is_release()) {

@@ -139,8 +139,8 @@ impl Memory {
         }
     }
 
-    /// Returns the memory of a block to the supply, the system or its user. Makes slow calls, and waits for copies only if
-    /// `may_wait`.
+    /// Returns the memory of a block to the supply, the system or its user. The call may be slow. Waits for copies only
+    /// if `may_wait`.
     pub(in crate::engine) fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool) {
         match (memory, &self.pageable) {
             (memory @ BlockMemory::Region { is_pageable: true, .. }, Some(pageable)) => {
@@ -181,7 +181,7 @@ pub(crate) trait Supply: Send + Sync {
     /// Takes back memory of [`find`](Self::find). Unless `may_wait`, a release that would wait for copies is postponed until
     /// [`release_refused`](Self::release_refused) or [`end`](Self::end).
     fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool);
-    /// Tries again to release memory that was not released before; an arena does this in its next release. Makes slow calls.
+    /// Tries again to release memory that was not released before; an arena does this in its next release. The call may be slow.
     fn release_refused(&self) {}
     /// Ends the supply with its pool: releases all memory, now or when the last block is returned.
     fn end(&self, now_us: u64);

@@ -25,7 +25,7 @@ const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
     /// Pins a reserve of `bytes` (policy-R10) before it returns. If the source refuses even short slices, the reserve consists
-    /// of the slices that are pinned; without any, the call fails. Makes slow calls.
+    /// of the slices that are pinned; without any, the call fails. The call may be slow.
     pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let len = self.claim_reserve(bytes, pool)?;
         let mut books = self.books();
@@ -49,7 +49,7 @@ impl ArenaSupply {
     }
 
     /// Pins `bytes` of a reserve, which are claimed already, in dedicated ranges, and in slices if the source prefers them.
-    /// Bytes that it does not pin are neither claimed nor requested any longer. Makes slow calls.
+    /// Bytes that it does not pin are neither claimed nor requested any longer. The call may be slow.
     fn pin_slices(&self, bytes: u64) -> Slices {
         let slices = Slices::new(bytes, self.source.reserve_slice_bytes());
         let (are_several, pin_threads) = (bytes > slices.slice_bytes, self.settings.pin_threads);
@@ -119,7 +119,7 @@ impl ArenaSupply {
     }
 
     /// Pins one step while the pool is in use: granules, or a region if the source has no virtual memory. If the limit has no
-    /// room for the step, memory that is committed already becomes part of the reserve. Makes slow calls.
+    /// room for the step, memory that is committed already becomes part of the reserve. The call may be slow.
     pub(super) fn pin_step(&self, pool: &dyn PoolView) -> Result<(), Refusal> {
         let now_us = pool.now_us();
         let mut books = self.books();

@@ -45,7 +45,7 @@ impl RegionSupply {
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
-    /// Acquires `class_bytes`, as far as `calls` allow. Makes slow calls.
+    /// Acquires `class_bytes`, as far as `calls` allow. The call may be slow.
     pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, AttemptError> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
@@ -74,7 +74,7 @@ impl RegionSupply {
         Ok(BlockMemory::Region { region, claim, is_pageable: self.log.is_none() })
     }
 
-    /// Releases `region`. If this fails, its bytes stay held until a later release. Makes slow calls.
+    /// Releases `region`. If this fails, its bytes stay held until a later release. The call may be slow.
     #[allow(unsafe_code)] // Memory leaves the pool.
     fn release(&self, region: Region, claim: Claim) -> Result<(), SourceError> {
         let again = Region::new(region.start(), region.len_bytes(), region.id());
@@ -111,7 +111,7 @@ impl Supply for RegionSupply {
         take_idle: &dyn Fn() -> bool,
     ) -> Result<BlockMemory, AttemptError> {
         // No more blocks are released than were idle at first, although other threads may return blocks meanwhile.
-        let mut to_release = None;
+        let mut releasable_blocks = None;
         loop {
             if take_idle() {
                 return Err(AttemptError::FoundIdle);
@@ -121,7 +121,7 @@ impl Supply for RegionSupply {
                 Err(AttemptError::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
                 acquired => return acquired,
             };
-            let left = to_release.get_or_insert_with(|| pool.idle_buffers());
+            let left = releasable_blocks.get_or_insert_with(|| pool.idle_buffers());
             if calls == SlowCalls::None && *left > 0 {
                 return Err(AttemptError::NeedsCall);
             }

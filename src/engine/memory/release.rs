@@ -50,7 +50,7 @@ impl Memory {
     }
 
     /// Releases idle memory of `pool` until `bytes` are released or nothing is idle. Returns how many bytes were released.
-    /// Makes slow calls.
+    /// The call may be slow.
     pub(in crate::engine) fn release_idle(&self, bytes: u64, pool: &dyn PoolView, now_us: u64) -> u64 {
         let before_bytes = self.supply.held_bytes();
         let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
@@ -76,7 +76,7 @@ impl Memory {
 
 impl ArenaSupply {
     /// Runs a tick of `pool` for the arena: follows the pressure on memory, and releases what is due. While the pressure is
-    /// severe, releases everything idle, and calls `trim_all` to release free memory. May make slow calls.
+    /// severe, releases everything idle, and calls `trim_all` to release free memory. The call may be slow.
     pub(in crate::engine) fn tick(self: &Arc<Self>, pool: &dyn PoolView, now_us: u64, trim_all: impl FnOnce()) {
         let Some(mut watch) = self.pressure.try_lock() else { return };
         if let Some(pressure) = watch.pressure_change(now_us) {
@@ -148,8 +148,8 @@ impl ArenaSupply {
         self.source.blocks_on_release() && self.quarantined.get() > 0
     }
 
-    /// Plans releases by `plan` and carries them out, unless a release might never return. Makes slow calls, which may wait for
-    /// the device.
+    /// Plans releases by `plan` and carries them out, unless a release might never return. The call may be slow, and may
+    /// wait for the device.
     pub(in crate::engine) fn release(
         &self,
         now_us: u64,

@@ -30,7 +30,7 @@ const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 const REPORTS: u128 = 4;
 
 impl ArenaSupply {
-    /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. Makes slow calls.
+    /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. The call may be slow.
     pub(in crate::engine) fn begin_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let mut books = self.books();
         books.request_reserve(bytes)?;
@@ -73,7 +73,7 @@ impl ArenaSupply {
         }
     }
 
-    /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. Makes slow calls.
+    /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. The call may be slow.
     pub(in crate::engine) fn reserve_turn(&self, pool: &dyn PoolView) -> bool {
         if self.reserve_pace() != Pace::Steps {
             return false;
@@ -178,7 +178,7 @@ impl ArenaSupply {
     }
 
     /// Waits until the whole reserve is pinned, at most until `until`. Returns whether it is pinned. If no thread makes the
-    /// steps, `unthreaded` is the pool, and this call makes them. Makes slow calls.
+    /// steps, `unthreaded` is the pool, and this call makes them. The call may be slow.
     ///
     /// # Errors
     ///

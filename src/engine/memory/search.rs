@@ -42,7 +42,7 @@ pub(super) struct Search<'pool> {
     pool: &'pool dyn PoolView,
     commit: CommitSize,
     /// Idle blocks that may still be released.
-    pub(super) to_release: u64,
+    pub(super) releasable_blocks: u64,
     has_swept: bool,
     /// Set once nothing else has served the request: a plan may then release regions, which waits for the device.
     may_release_regions: bool,
@@ -66,7 +66,7 @@ impl ArenaSupply {
             calls,
             pool,
             commit: if matches!(calls, SlowCalls::WithoutAcquire(_)) { CommitSize::Nothing } else { CommitSize::Ample },
-            to_release: pool.idle_buffers(),
+            releasable_blocks: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
             claim_refusal: None,
@@ -126,9 +126,9 @@ impl ArenaSupply {
         search.pool.sweep_in_flight();
         let idle_bytes = search.pool.idle_bytes();
         if !std::mem::replace(&mut search.has_swept, true) {
-            search.to_release = search.pool.idle_buffers();
+            search.releasable_blocks = search.pool.idle_buffers();
         }
-        if search.to_release > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
+        if search.releasable_blocks > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
             search.give_oldest();
             return true;
         }
@@ -153,7 +153,7 @@ impl ArenaSupply {
             // The part of the reserve that is still to come.
             _ => room_bytes.min(books.reserve_to_come()),
         };
-        let (step_bytes, largest_bytes) = match search.commit {
+        let (step_bytes, largest_miss_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
             CommitSize::Ample => {
                 // A long registration delays enqueues.
@@ -168,13 +168,13 @@ impl ArenaSupply {
             over_bytes: self.budget.over_bytes(),
             may_decommit_regions: !self.source.blocks_on_release() || nothing_else && !self.may_never_release(),
             step_bytes,
-            largest_bytes,
+            largest_miss_bytes,
             known_bytes: books.sizes.held.largest(search.now_us),
         }
     }
 
     /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `requested_bytes` if they are
-    /// known. Returns whether the plan's block was granted. Makes slow calls.
+    /// known. Returns whether the plan's block was granted. The call may be slow.
     pub(super) fn carry_out(
         &self,
         mut books: MutexGuard<'_, Books>,
@@ -255,7 +255,7 @@ impl ArenaSupply {
 impl Search<'_> {
     /// Releases the block that has been idle longest, unless another thread was faster.
     pub(super) fn give_oldest(&mut self) {
-        self.to_release -= 1;
+        self.releasable_blocks -= 1;
         self.pool.give_oldest(EvictionReason::Reclaimed);
     }
 }

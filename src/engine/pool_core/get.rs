@@ -101,7 +101,7 @@ impl PoolCore {
 
     /// Makes a first attempt at `request`: returns a block with completed copies or a block of new memory, as far as `calls`
     /// allow. While other requests wait, it searches for memory only if `request` fits in addition to the head of the queue. A
-    /// request that exceeds the limit may receive pageable memory. Makes slow calls.
+    /// request that exceeds the limit may receive pageable memory. The call may be slow.
     pub(super) fn attempt(self: &Arc<Self>, request: &BlockRequest, calls: SlowCalls) -> Result<Block, AttemptError> {
         let class = request.class;
         if let Some(block) = self.take_completed(class) {
@@ -127,7 +127,7 @@ impl PoolCore {
     }
 
     /// Returns a block of new memory for `class`, or an idle block that was returned meanwhile. `passed` is the number of the
-    /// head of the queue if the request passes it, and 0 otherwise. Makes slow calls.
+    /// head of the queue if the request passes it, and 0 otherwise. The call may be slow.
     pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, AttemptError> {
         let now_us = self.time.coarse_us();
         let idle = Cell::new(None);

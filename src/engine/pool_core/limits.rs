@@ -225,7 +225,7 @@ impl PoolCore {
 
     /// Lets the other pools of the process release idle memory for a request that was refused with `refusal`. Returns whether
     /// the request has room now. If `calls` permit no slow call, nothing is released, and the result is whether the request may
-    /// have room after such a release. Makes slow calls.
+    /// have room after such a release. The call may be slow.
     pub(super) fn reclaim_from_other_pools(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::WithoutAcquire(..)));
         shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
@@ -273,7 +273,7 @@ impl PoolCore {
     }
 
     /// Calls `add`, which pins or claims `bytes` in addition to buffers. If `add` is refused, releases idle memory of this pool
-    /// and calls `add` again. While a shared limit refuses, waits for other members as a request would. Makes slow calls.
+    /// and calls `add` again. While a shared limit refuses, waits for other members as a request would. The call may be slow.
     pub(super) fn add_within_limits<R>(
         &self,
         bytes: u64,

@@ -302,7 +302,7 @@ impl PoolCore {
         self.tear_down_if_unused();
     }
 
-    /// Pins `bytes` and keeps them (policy-R10). Makes slow calls.
+    /// Pins `bytes` and keeps them (policy-R10). The call may be slow.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let Some(arena) = self.memory.arena().filter(|_| bytes > 0) else { return Ok(()) };
         self.add_within_limits(bytes, Purpose::Reserve, || {
@@ -321,7 +321,7 @@ impl PoolCore {
         arena.wait_for_reserve(until, unthreaded).map_err(refused)
     }
 
-    /// Claims `bytes` of user memory, which is memory outside buffers, under the limits. Makes slow calls.
+    /// Claims `bytes` of user memory, which is memory outside buffers, under the limits. The call may be slow.
     pub(crate) fn claim_user_memory(&self, bytes: u64) -> Result<Claim> {
         let claim = self.add_within_limits(bytes, Purpose::UserMemory, || Ok(self.memory.budget.claim(bytes)?))?;
         self.counters.user_memory_bytes.add(bytes);

@@ -264,7 +264,7 @@ impl PoolCore {
         }
     }
 
-    /// Evicts a pinned block, and counts `why`. Makes slow calls.
+    /// Evicts a pinned block, and counts `why`. The call may be slow.
     pub(super) fn evict(&self, block: Block, why: EvictionReason) {
         self.classes.count_eviction(block.class(), why);
         self.give_block(block);
@@ -274,8 +274,8 @@ impl PoolCore {
         entries.into_iter().for_each(|entry| self.evict(Block::from_entry(entry), why));
     }
 
-    /// Gives the memory of a block to the supply. If that would wait for copies, it is postponed until the pool ends. Makes
-    /// slow calls.
+    /// Gives the memory of a block to the supply. If that would wait for copies, it is postponed until the pool ends. The
+    /// call may be slow.
     fn give_block(&self, block: Block) {
         self.record_of(&block, |id| Event::Gone { id });
         // The block's own reference to its pool is dropped last.

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::PoolCore;
-use crate::backend::PinnedBy;
 use crate::copy;
 use crate::engine::meter;
 use crate::engine::meter::owners::{Tag, UNTAGGED};
@@ -129,7 +128,7 @@ impl PoolCore {
     /// Returns the statistics of a pool or partition that has counted nothing.
     pub(super) fn empty_stats(&self, name: Option<String>, number: u64) -> Stats {
         let (preset, source) = (self.config.preset, self.memory.source());
-        let (backend, pinned_by) = (source.name(), source.pinned_by().map(PinnedBy::name));
+        let (backend, pinned_by) = (source.name(), source.pinned_by());
         Stats { name, number, preset, backend, pinned_by, ..Stats::default() }
     }
 

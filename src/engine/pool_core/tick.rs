@@ -117,7 +117,7 @@ impl PoolCore {
         self.tick_after(if maintained { LATE_US } else { 0 })
     }
 
-    /// Reads the clock and returns the time. Does what has been due for `patience_us`, which may make slow calls.
+    /// Reads the clock and returns the time. Does what has been due for `patience_us`, so the call may be slow.
     fn tick_after(&self, patience_us: u64) -> u64 {
         let now_us = self.time.now_us();
         if let Some(cache) = &self.idle.cache {
@@ -202,7 +202,7 @@ impl PoolCore {
     }
 
     /// Makes the pool refuse requests and keep no blocks if a device reset has invalidated its memory. Logs new findings about
-    /// the device. Makes slow calls.
+    /// the device. The call may be slow.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
         if self.end_reason.get().is_none()

@@ -75,7 +75,7 @@ fn blocking() -> (Marking, Receiver<()>, Sender<()>) {
     let ((enter, entered), (open, opened)) = (mpsc::channel(), mpsc::channel());
     let opened = Mutex::new(opened);
     let fence = answering(move || {
-        // Nobody receives the second entry.
+        // No one receives the second entry.
         let _ = enter.send(());
         assert!(opened.lock().unwrap().recv().is_err(), "nothing is sent");
         Ok(true)

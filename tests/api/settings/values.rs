@@ -240,10 +240,10 @@ fn settings_that_fail_every_request_are_refused() {
     }
     for (pairs, words) in [
         ([("IDLE_TIMEOUT", "5s"), tensorflow], "IDLE_TIMEOUT=5s: has no effect under PINPOOL_PRESET=tensorflow"),
-        ([("HUGETLB", "auto"), tensorflow], "HUGETLB=auto: has no effect without"),
+        ([("HUGETLB", "auto"), tensorflow], "HUGETLB=auto: has an effect only on register under the preset adaptive"),
         (
             [("HUGETLB", "2M"), ("BACKEND", "heap")],
-            "HUGETLB=2MiB: has no effect without PINPOOL_RESERVE or PINPOOL_BACKEND",
+            "HUGETLB=2MiB: has an effect only on register under the preset adaptive, or for a PINPOOL_RESERVE of vmm, mlock or heap that",
         ),
         ([("RESERVE_WAIT", "0"), ("ZERO", "1")], "RESERVE_WAIT=0: has no effect without PINPOOL_RESERVE"),
         ([("ON_FULL", "pageable"), ("WAIT", "none")], "ON_FULL=pageable: has no effect with PINPOOL_WAIT"),

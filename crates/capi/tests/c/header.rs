@@ -1,12 +1,12 @@
 //! `include/pinpool.h` is what cbindgen makes of the crate: WRITE_HEADER=1 cargo test -p pinpool-capi header
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, FunctionConfig, Language, Style};
 
 /// The order of the header.
-const SOURCES: [&str; 7] = ["version", "status", "call", "log", "handle", "pool", "buffer"];
+const SOURCES: [&str; 7] = ["version", "status", "call", "log", "slots", "pool", "buffer"];
 
 /// The comments before the declarations.
 const TOP: &str = include_str!("top.h");
@@ -50,7 +50,6 @@ const EXTERN_C: &str = "#ifdef __cplusplus\nextern \"C\" {\n#endif // __cplusplu
 /// The header of these sources.
 fn generated() -> String {
     let source = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name).with_extension("rs");
-    let sources: Vec<PathBuf> = SOURCES.iter().map(|name| source(name)).collect();
     let config = Config {
         language: Language::C,
         cpp_compat: true,
@@ -68,7 +67,7 @@ fn generated() -> String {
         line_length: 150,
         ..Config::default()
     };
-    let builder = sources.iter().fold(Builder::new().with_config(config), |builder, source| builder.with_src(source));
+    let builder = SOURCES.iter().fold(Builder::new().with_config(config), |built, name| built.with_src(source(name)));
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
     let text = String::from_utf8(text).unwrap();

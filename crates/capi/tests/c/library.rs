@@ -43,7 +43,7 @@ fn the_headers_warn_only_about_ignored_results() {
         ("cc", "c", "-std=c99", "#include <pinpool.h>\nint (*f)(void); pp_status s = PP_OK;\n"),
         ("cc", "c", "-std=c17", "#include <pinpool.h>\n#include <pinpool.h>\nint x = PP_VERSION_MAJOR;\n"),
         ("cc", "c", "-std=c99", ignored),
-        ("c++", "cpp", "-std=c++11", "#include <pinpool.h>\npp_status s = PP_LIMIT; const char *v = pp_version();\n"),
+        ("c++", "cpp", "-std=c++11", "#include <pinpool.h>\npp_status s = PP_OK; const char *v = pp_version();\n"),
         ("c++", "cpp", "-std=c++17", "#include <pinpool.hpp>\npinpool::buffer b;\n"),
         ("c++", "cpp", "-std=c++20", "#include <pinpool.hpp>\npinpool::get_options o{.tag = \"decode\"};\n"),
     ];

@@ -11,7 +11,7 @@
 //! | `library` | the files: exported names, SONAME, the header in C99 and C++11 |
 //! | `programs` | programs in C and C++ that link to the installed files |
 //!
-//! `streams.rs` is a separate test binary.
+//! `tests/streams` is a separate test binary.
 #![allow(unsafe_code)] // Calls functions of C.
 
 mod closing;

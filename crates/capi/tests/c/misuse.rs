@@ -7,7 +7,7 @@ use pinpool_c::*;
 
 use crate::fixture::{Address, HEAP, Handle, OPTIONS, close, get, get_with, last_error, open, outcome, put, stats};
 
-fn refused(status: pp_status, expected: pp_status, words: &str) {
+fn assert_refused(status: pp_status, expected: pp_status, words: &str) {
     let (code, text) = last_error();
     assert_eq!((status, code), (expected, expected), "{text}");
     assert!(text.contains(words), "{words} is missing in: {text}");
@@ -18,18 +18,18 @@ fn foreign_addresses_are_refused_with_the_reason() {
     let (pool, other) = (open(HEAP), open(HEAP));
     let mut local = 0_u8;
     let unknown = pp_status::PP_UNKNOWN_POINTER;
-    refused(pp_put(pool.0, (&raw mut local).cast()), unknown, "not from this pool, or already returned");
+    assert_refused(pp_put(pool.0, (&raw mut local).cast()), unknown, "not from this pool, or already returned");
     let held = get(pool, 5000).unwrap();
     let inside = held.0.wrapping_byte_add(64);
     let name = format!("{:#x}: inside the buffer at {:#x} of 5000B", inside.addr(), held.0.addr());
-    refused(pp_put(pool.0, inside), unknown, &name);
-    refused(pp_put(other.0, held.0), unknown, "another pool's buffer");
+    assert_refused(pp_put(pool.0, inside), unknown, &name);
+    assert_refused(pp_put(other.0, held.0), unknown, "another pool's buffer");
     // SAFETY: no stream is checked before the buffer is.
-    refused(unsafe { pp_put_after_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
+    assert_refused(unsafe { pp_put_after_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
     // SAFETY: as above.
-    refused(unsafe { pp_record_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
+    assert_refused(unsafe { pp_record_stream(pool.0, inside, ptr::null_mut()) }, unknown, &name);
     // SAFETY: as above.
-    refused(unsafe { pp_put_after_event(other.0, held.0, ptr::null_mut()) }, unknown, "another pool's buffer");
+    assert_refused(unsafe { pp_put_after_event(other.0, held.0, ptr::null_mut()) }, unknown, "another pool's buffer");
     put(pool, held).unwrap();
     close(pool);
     close(other);
@@ -38,7 +38,6 @@ fn foreign_addresses_are_refused_with_the_reason() {
 #[test]
 fn a_null_argument_is_named() {
     let pool = open(HEAP);
-    let invalid = pp_status::PP_INVALID_ARGUMENT;
     let mut ptr = ptr::null_mut();
     let mut flag = 0;
     let (no_pool, no_ptr) = (ptr::null_mut(), ptr::null_mut());
@@ -76,7 +75,7 @@ fn a_null_argument_is_named() {
     // SAFETY: allowed.
     unsafe { pp_string_free(ptr::null_mut()) };
     for (name, status, text) in calls {
-        assert_eq!((status, text), (invalid, format!("the argument `{name}` is NULL")));
+        assert_eq!((status, text), (pp_status::PP_INVALID_ARGUMENT, format!("the argument `{name}` is NULL")));
     }
     assert_eq!(stats(pool)["memory"]["in_use"], 0);
     close(pool);
@@ -86,10 +85,10 @@ fn a_null_argument_is_named() {
 fn lengths_and_alignments_out_of_range_are_named() {
     let pool = open(HEAP);
     let (status, _) = get(pool, usize::MAX).unwrap_err();
-    refused(status, pp_status::PP_INVALID_ARGUMENT, "cannot allocate 16777216.0TiB");
+    assert_refused(status, pp_status::PP_INVALID_ARGUMENT, "cannot allocate 16777216.0TiB");
     for alignment in [0, 3, 1 << 31] {
         let (status, _) = get_with(pool, 1, pp_get_options { alignment, ..OPTIONS }).unwrap_err();
-        refused(status, pp_status::PP_INVALID_ARGUMENT, &format!("aligned to {alignment}"));
+        assert_refused(status, pp_status::PP_INVALID_ARGUMENT, &format!("aligned to {alignment}"));
     }
     close(pool);
 }
@@ -101,9 +100,9 @@ fn an_invalid_handle_is_never_dereferenced() {
     for no_pool in [1_usize, 4096, 0xdead_beef, usize::MAX, (&raw const local).addr()] {
         let no_pool = Handle(ptr::without_provenance_mut(no_pool));
         // SAFETY: a place for the address.
-        refused(unsafe { pp_get(no_pool.0, 1, &raw mut ptr) }, pp_status::PP_UNKNOWN_POOL, "not a handle");
-        refused(pp_put(no_pool.0, ptr), pp_status::PP_UNKNOWN_POOL, "not a handle");
-        refused(pp_pool_close(no_pool.0), pp_status::PP_UNKNOWN_POOL, "not a handle");
+        assert_refused(unsafe { pp_get(no_pool.0, 1, &raw mut ptr) }, pp_status::PP_UNKNOWN_POOL, "not a handle");
+        assert_refused(pp_put(no_pool.0, ptr), pp_status::PP_UNKNOWN_POOL, "not a handle");
+        assert_refused(pp_pool_close(no_pool.0), pp_status::PP_UNKNOWN_POOL, "not a handle");
     }
 }
 
@@ -114,7 +113,7 @@ fn without_a_driver_put_after_stream_leaves_the_buffer_in_use() {
     // SAFETY: the default stream, which needs no object.
     let on_stream = unsafe { pp_put_after_stream(pool.0, held.0, ptr::null_mut()) };
     if on_stream == pp_status::PP_UNAVAILABLE {
-        refused(on_stream, pp_status::PP_UNAVAILABLE, "the CUDA driver is unavailable: no libcuda.so.1");
+        assert_refused(on_stream, pp_status::PP_UNAVAILABLE, "the CUDA driver is unavailable: no libcuda.so.1");
     } else {
         // The machine has a driver, but this thread has no context.
         assert_eq!(on_stream, pp_status::PP_INVALID_HANDLE, "{:?}", last_error());

@@ -69,8 +69,8 @@ fn compiled_and_run(source: &str, is_sanitized: bool, argument: Option<&str>) ->
 }
 
 #[test]
-fn the_c_loader_example_runs_in_eight_threads() {
-    for printed in compiled_and_run("examples/loader.c", true, None) {
+fn the_c_threads_example_runs_in_eight_threads() {
+    for printed in compiled_and_run("examples/threads.c", true, None) {
         assert!(printed.contains("8 threads, 8000 batches") && printed.contains("\"returned\":8000"), "{printed}");
     }
 }
@@ -178,9 +178,8 @@ fn the_static_library_links_with_the_pkg_config_flags() {
     run_to_success(Command::new("sh").arg(crate_folder().join("install.sh")).arg("/usr").envs(in_usr));
     let pc = std::fs::read_to_string(folder.path().join("usr/lib/pkgconfig/pinpool.pc")).unwrap();
     assert!(pc.starts_with("prefix=/usr\n"), "{pc}");
-    let archive = lib.join("libpinpool.a");
-    let archive = archive.to_str().unwrap();
-    let flags = flags.split_whitespace().map(|flag| if flag == "-lpinpool" { archive } else { flag });
+    let archive = format!("{}/libpinpool.a", lib.display());
+    let flags = flags.split_whitespace().map(|flag| if flag == "-lpinpool" { &*archive } else { flag });
     let program = folder.path().join("program");
     let source = crate_folder().join("tests/programs/misuse.c");
     run_to_success(compiler("cc").arg("-std=c99").arg(source).args(flags).arg("-o").arg(&program));

@@ -47,7 +47,7 @@ fn a_request_at_the_limit_times_out_and_reports_usage() {
     let waits = |timeout_ms| get_with(pool, 4 << 20, pp_get_options { timeout_ms, ..OPTIONS });
     for timeout_ms in [0, 1] {
         let (code, text) = waits(timeout_ms).unwrap_err();
-        assert_eq!(code, pp_status::PP_LIMIT);
+        assert_eq!(code, pp_status::PP_OVER_LIMIT);
         assert!(text.contains("held 4.0MiB") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     }
     put(pool, held).unwrap();
@@ -71,10 +71,10 @@ fn memory_pinned_by_the_kernel_is_not_pinned_by_the_driver() {
 
 #[test]
 fn a_config_accepts_the_names_of_variables() {
-    let pool = open(" PINPOOL_BACKEND=heap ;\n Max_Bytes = 2MiB;wait=0s\nname=loader;; on_full=error;");
+    let pool = open(" PINPOOL_BACKEND=heap ;\n Max_Bytes = 2MiB;wait=0s\nname=loader;; name=loader; on_full=error;");
     let found = stats(pool);
     assert_eq!((&found["limits"]["max_bytes"], &found["name"]), (&(2 << 20).into(), &"loader".into()), "{found}");
-    assert_eq!(get(pool, 4 << 20).unwrap_err().0, pp_status::PP_LIMIT);
+    assert_eq!(get(pool, 4 << 20).unwrap_err().0, pp_status::PP_OVER_LIMIT);
     close(pool);
 }
 
@@ -82,6 +82,7 @@ fn a_config_accepts_the_names_of_variables() {
 fn an_invalid_config_item_is_named() {
     for (config, status, words) in [
         ("backend=heap; max_byte=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTE:"),
+        ("name=a; NAME = b", pp_status::PP_INVALID_SETTING, "name=b: already set to a; leave one of the two out"),
         ("max_bytes=lots", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTES=lots"),
         ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_RESERVE"),
         ("backend=cuda; device=99", pp_status::PP_UNAVAILABLE, "cuda"),
@@ -99,7 +100,7 @@ fn an_invalid_config_item_is_named() {
 #[test]
 fn the_limit_can_change_while_the_pool_is_in_use() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=0s");
-    assert_eq!(get(pool, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
+    assert_eq!(get(pool, 6 << 20).unwrap_err().0, pp_status::PP_OVER_LIMIT);
     outcome(pp_set_max_bytes(pool.0, 8 << 20), ()).unwrap();
     put(pool, get(pool, 6 << 20).unwrap()).unwrap();
     let error = outcome(pp_set_max_bytes(pool.0, 0), ()).unwrap_err();
@@ -118,7 +119,7 @@ fn a_partition_has_its_own_limit_and_keeps_its_pool_alive() {
     let opened = unsafe { pp_partition_open(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) };
     let partition = outcome(opened, Handle(partition)).unwrap();
     let held = get(partition, 1 << 20).unwrap();
-    assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_LIMIT);
+    assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_OVER_LIMIT);
     assert_eq!(stats(partition)["name"], "train/eval");
     let tagged = get_with(partition, 4096, pp_get_options { tag: c"own".as_ptr(), ..OPTIONS }).map(drop);
     for refusal in [tagged, outcome(pp_trim(partition.0, 0), ())] {
@@ -155,7 +156,7 @@ fn options_set_the_alignment_the_timeout_and_the_tag() {
     let held = get_with(pool, 3 << 20, options).unwrap();
     assert_eq!(held.0.addr() % (1 << 16), 0);
     let (status, text) = get_with(pool, 3 << 20, options).unwrap_err();
-    assert!(status == pp_status::PP_LIMIT && text.contains("decode"), "{text}");
+    assert!(status == pp_status::PP_OVER_LIMIT && text.contains("decode"), "{text}");
     put(pool, held).unwrap();
     for (options, words) in [
         (pp_get_options { tag: c"\xff".as_ptr(), ..OPTIONS }, "`tag` is not UTF-8"),
@@ -175,9 +176,9 @@ fn every_status_has_its_name() {
         ($($name:ident)+) => { [$((pp_status::$name, stringify!($name))),+] };
     }
     let all = all! {
-        PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_LIMIT PP_NONE_IDLE
-        PP_BACKEND PP_DEVICE PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_CAPTURING PP_INVALID_HANDLE PP_TOO_MANY_POOLS
-        PP_LOGGER_SET PP_SHUT_DOWN
+        PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_OVER_LIMIT PP_NONE_IDLE
+        PP_MEMORY_REFUSED PP_DEVICE PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_STREAM_CAPTURING PP_INVALID_HANDLE
+        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_SHUT_DOWN
     };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));

@@ -1,4 +1,4 @@
-/* Generated from the comments of crates/capi/src: WRITE_HEADER=1 cargo test -p pinpool-capi header */
+/* Generated from crates/capi/src and crates/capi/tests/c/{top,macros}.h: WRITE_HEADER=1 cargo test -p pinpool-capi header */
 
 /*
  * pinpool: a pool of pinned host memory for CUDA transfers.

@@ -86,7 +86,7 @@ static void check_reserve()
     check(holds_8_mib(), "trim keeps the reserve");
     pool.clear();
     pool.maintain();
-    check(fails_with(PP_LIMIT, "", [&] { pool.reserve(std::uint64_t{1} << 40); }), "a reserve above the limit");
+    check(fails_with(PP_OVER_LIMIT, "", [&] { pool.reserve(std::uint64_t{1} << 40); }), "a reserve above the limit");
 }
 
 int main()
@@ -113,18 +113,21 @@ int main()
         std::cout << "sum " << std::accumulate(values.begin(), values.end(), 0L) << '\n';
         std::pmr::vector<long> copy(values, &memory);
         check(copy == values && memory.is_equal(pinpool::memory_resource(pool, pinpool::host_only)), "a container");
+        void *const aligned = memory.allocate(1, std::size_t{1} << 21);
+        check(reinterpret_cast<std::uintptr_t>(aligned) % (1 << 21) == 0, "an allocation with a large alignment");
+        memory.deallocate(aligned, 1, std::size_t{1} << 21);
         // Without a driver, the stream is refused and the memory is returned immediately.
         pinpool::memory_resource on_stream(pool, stream_of_a_library{});
         check(std::pmr::vector<long>(values, &on_stream) == values && !memory.is_equal(on_stream), "a container on a stream");
 
         const auto too_large = [&] { (void)pool.get(std::size_t{1} << 30, pinpool::legacy_stream); };
-        check(fails_with(PP_LIMIT, "", too_large), "a request above the limit");
+        check(fails_with(PP_OVER_LIMIT, "", too_large), "a request above the limit");
         try {
             std::pmr::vector<char> large(std::size_t{1} << 30, &memory);
             check(false, "a container above the limit");
         } catch (const std::bad_alloc &error) {
             const auto *failure = dynamic_cast<const pinpool::bad_alloc *>(&error);
-            check(failure != nullptr && failure->status() == PP_LIMIT, "the status of a failed allocation");
+            check(failure != nullptr && failure->status() == PP_OVER_LIMIT, "the status of a failed allocation");
             check(std::strstr(failure->what(), "PINPOOL_MAX_BYTES") != nullptr, "the text of a failed allocation");
         }
         check(fails_with(PP_INVALID_SETTING, "", [] { pinpool::pool bad("max_bytes=lots"); }), "an invalid setting");
@@ -139,7 +142,7 @@ int main()
         std::optional<pinpool::buffer> tagged = pool.try_get(32 << 20, pinpool::host_only, options);
         check(tagged && reinterpret_cast<std::uintptr_t>(tagged->data()) % options.alignment == 0, "an alignment");
         const auto too_many = [&] { (void)pool.get(48 << 20, pinpool::host_only, options); };
-        check(fails_with(PP_LIMIT, "decode", too_many), "the tag in an error");
+        check(fails_with(PP_OVER_LIMIT, "decode", too_many), "the tag in an error");
         // Without a driver or a context there is no such stream, and the object keeps its buffer.
         pinpool::buffer kept = pool.get(4096, pinpool::host_only);
         address = kept.data();

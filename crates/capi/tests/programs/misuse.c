@@ -76,7 +76,7 @@ int main(void)
     EXPECT(pp_try_get_with(pool, 100, NULL, &ptr), PP_INVALID_ARGUMENT, "`options` is NULL");
     EXPECT(pp_get(pool, SIZE_MAX, &ptr), PP_INVALID_ARGUMENT, "a buffer holds at most");
     options.timeout_ms = 0;
-    EXPECT(pp_get_with(pool, 16 << 20, &options, &ptr), PP_LIMIT, "PINPOOL_MAX_BYTES");
+    EXPECT(pp_get_with(pool, 16 << 20, &options, &ptr), PP_OVER_LIMIT, "PINPOOL_MAX_BYTES");
     EXPECT(pp_get_with(pool, 100, &options, &ptr), PP_OK, NULL);
     EXPECT(pp_put(pool, ptr), PP_OK, NULL);
     EXPECT(pp_get(pool, 0, &ptr), PP_OK, NULL);
@@ -95,7 +95,7 @@ int main(void)
     if ((uintptr_t)ptr % options.alignment != 0)
         return 6;
     options.tag = NULL;
-    EXPECT(pp_get_with(pool, 7 << 20, &options, &again), PP_LIMIT, "decode");
+    EXPECT(pp_get_with(pool, 7 << 20, &options, &again), PP_OVER_LIMIT, "decode");
     EXPECT(pp_put(pool, ptr), PP_OK, NULL);
 
     EXPECT(pp_get(pool, 100000, &ptr), PP_OK, NULL);

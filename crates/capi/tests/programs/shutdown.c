@@ -21,7 +21,7 @@ static void *wait_for_room(void *pool)
 {
     void *ptr = &ptr;
     EXPECT(pp_get(pool, 3 << 20, &ptr) == PP_SHUT_DOWN && ptr == NULL);
-    EXPECT(strstr(pp_last_error(NULL), "closed") != NULL);
+    EXPECT(strcmp(pp_last_error(NULL), "the pool or partition was shut down (pp_pool_shutdown)") == 0);
     return NULL;
 }
 

@@ -163,7 +163,7 @@ int main()
         pool.reserve(64 << 20);
         check(false, "a reserve above the limit");
     } catch (const pinpool::error &error) {
-        check(error.status() == PP_LIMIT, error.what());
+        check(error.status() == PP_OVER_LIMIT, error.what());
     }
     is_right = cuEventDestroy_v2(event) == 0;
     for (int at = 0; at < 2; at++)

@@ -63,7 +63,7 @@ pub(crate) struct AdviseArgs {
     #[arg(long, hide = true, conflicts_with_all = ["pool", "tries"])]
     replay: bool,
 
-    /// Memory below a replayed pool: one virtual range, or separate regions [default: span]
+    /// Memory below a replayed pool: one virtual range, or separate regions [default: virtual]
     #[arg(long, hide = true, value_enum, requires = "replay")]
     source: Option<SourceKind>,
 

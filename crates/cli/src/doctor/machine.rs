@@ -133,11 +133,11 @@ fn pressure(is_reported: bool) -> Finding {
 fn shared_limit(config: &Config) -> Finding {
     const CHECK: &str = "shared-limit";
     let name = match &config.ledger {
-        SharedLimitName::Disabled if env::is_one_of_several() => {
+        SharedLimitName::None if env::is_one_of_several() => {
             let found = "none, but torchrun or Ray started several processes: each has a separate limit";
             return Finding::note(CHECK, found).remedy("set PINPOOL_LEDGER=auto to share one limit");
         }
-        SharedLimitName::Disabled => return Finding::ok(CHECK, "none: the limit applies to this process only"),
+        SharedLimitName::None => return Finding::ok(CHECK, "none: the limit applies to this process only"),
         SharedLimitName::Auto if !env::is_one_of_several() => {
             return Finding::ok(CHECK, "none: no sign of other processes of this job on the host");
         }

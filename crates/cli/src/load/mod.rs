@@ -243,7 +243,7 @@ impl LoadArgs {
             }
         };
         let stats = pool.stats();
-        if stats.pinned_by != Some(PinnedBy::Driver.name()) {
+        if stats.pinned_by != Some(PinnedBy::Driver) {
             let why = format!("the backend {} does not pin memory for the GPU", stats.backend);
             if self.require_gpu {
                 return Err(ExitError::NoGpu.because(format_args!("--require-gpu: {why}")));

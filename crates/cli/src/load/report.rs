@@ -36,7 +36,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
 pub(super) fn table(report: &Value, stats: &Stats) -> String {
     let count = |name: &str| grouped(report[name].as_u64().unwrap_or(0));
     let number = |name: &str| report[name].as_f64().unwrap_or(0.0);
-    let pinned = stats.pinned_by.map_or("not pinned".to_owned(), |by| format!("pinned by the {by}"));
+    let pinned = stats.pinned_by.map_or("not pinned".to_owned(), |by| format!("pinned by the {}", by.name()));
     let is_verified = report["verify"] == true;
     let verified = if is_verified { count("verified_batches") } else { "not requested (--verify)".to_owned() };
     let rows = [

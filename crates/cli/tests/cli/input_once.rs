@@ -81,8 +81,8 @@ fn a_named_pipe_is_opened_once() {
     let page = dir.path().join("page.html");
     let page = page.to_str().unwrap();
     for (args, bytes) in [
-        (["replay", "--source", "span"], packed(WORKLOAD.as_bytes())),
-        (["replay", "--source", "walls"], WORKLOAD.into()),
+        (["replay", "--source", "virtual"], packed(WORKLOAD.as_bytes())),
+        (["replay", "--source", "separate"], WORKLOAD.into()),
         (["report", "-o", page], AFTER.into()),
     ] {
         let mut command = pinpool(&args);

@@ -264,9 +264,9 @@ fn a_replay_prints_a_table_for_each_workload_or_json() {
     assert_eq!((row("pins  "), row("not served in time")), (vec!["24", "7"], vec!["0", "0"]));
     assert_eq!((row("requests  ")[0], row("limit  ")[0]), ("20,000", "none"), "{}", two.stdout);
 
-    let ceiled = ["replay", "--json", "--source", "walls", "--set", "MAX_BYTES=60MiB,WAIT=1s", &cosmoflow];
+    let ceiled = ["replay", "--json", "--source", "separate", "--set", "MAX_BYTES=60MiB,WAIT=1s", &cosmoflow];
     let printed = run(&ceiled).figures();
-    assert_eq!((&printed["workload"], &printed["source"]), (&"cosmoflow".into(), &"walls".into()));
+    assert_eq!((&printed["workload"], &printed["source"]), (&"cosmoflow".into(), &"separate".into()));
     assert_eq!((&printed["gets"], &printed["fallbacks"]), (&20_000.into(), &0.into()));
     assert!(number(&printed, "peak_pinned_bytes") <= number(&printed, "max_bytes"), "{printed}");
     let json = run(&["replay", "--json", &cosmoflow, &jitter]);

@@ -12,10 +12,10 @@ mod tar;
 use std::fs::File;
 use std::path::Path;
 
-use super::catalog::FileContent;
-use super::compressed::{Compression, Decompressor};
-use super::failure::FailureCause;
-use super::stop::StopFlag;
+use crate::catalog::FileContent;
+use crate::compressed::{Compression, Decompressor};
+use crate::failure::FailureCause;
+use crate::stop::StopFlag;
 
 /// Returns whether the file has the name of a container.
 pub(super) fn is_container(path: &Path) -> bool {

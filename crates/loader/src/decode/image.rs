@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer, pixels::U8x3};
 
-use super::pixels::{self, CHANNELS};
-use super::{Decode, DecodeError, damaged};
+use crate::decode::pixels::{self, CHANNELS};
+use crate::decode::{Decode, DecodeError, damaged};
 
 /// The order of the values of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

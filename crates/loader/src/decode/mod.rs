@@ -18,8 +18,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::catalog::{Catalog, DataOrigin, Sample};
-use super::failure::{Failure, FailureCause};
+use crate::catalog::{Catalog, DataOrigin, Sample};
+use crate::failure::{Failure, FailureCause};
 
 #[cfg(feature = "decode")]
 pub use self::image::{Fit, ImageDecoder, Layout};

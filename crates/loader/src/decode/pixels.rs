@@ -8,7 +8,7 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use super::{DecodeError, damaged};
+use crate::decode::{DecodeError, damaged};
 
 /// Maximum number of pixels of an image, as in Pillow, which refuses twice its `MAX_IMAGE_PIXELS`.
 pub const MAX_PIXELS: usize = 2 * 89_478_485;

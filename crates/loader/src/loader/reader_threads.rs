@@ -35,9 +35,9 @@ use std::time::{Duration, Instant};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 
-use super::Loader;
-use super::sample_reader::{SampleReader, batch_bytes};
 use crate::batch_plan::{BatchPlan, LoadedBatch, PlannedBatch};
+use crate::loader::Loader;
+use crate::loader::sample_reader::{SampleReader, batch_bytes};
 use crate::state::LoadState;
 use crate::stop::Unpark;
 use crate::summary::LoadError;

@@ -21,12 +21,12 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::Loader;
 use crate::batch_plan::{LoadedBatch, LoadedPart, PlannedBatch, SamplePart};
 use crate::catalog::{Catalog, DataOrigin, FileRange, Sample};
 use crate::compressed::{Decompressor, Turn};
 use crate::decode::{DecodedField, undecoded_fields};
 use crate::failure::FailureCause;
+use crate::loader::Loader;
 use crate::options::LoadOptions;
 use crate::stop::StopFlag;
 use crate::synthetic::SyntheticBytes;

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::Backoff;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Loader;
-use super::reader_threads::ReaderThreads;
 use crate::batch_plan::{LoadedBatch, LoadedPart};
 use crate::destination::Destination;
 use crate::failure::{Failure, FailureCause};
+use crate::loader::Loader;
+use crate::loader::reader_threads::ReaderThreads;
 use crate::summary::{ArrivedBatch, LoadError, LoadOutcome, LoadSummary, Observer};
 use pinpool::{Completion, Error};
 

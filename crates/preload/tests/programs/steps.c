@@ -421,6 +421,26 @@ static void unseen(unsigned stream_flags) {
     printf("%016lx\n", (unsigned long)steps(4));
 }
 
+/* Memory that is freed after a green context was created, of which only its handle is known. */
+static void green(void) {
+    int (*create)(handle *, handle, int, unsigned);
+    void *held, *last[8];
+    handle context_of_some;
+    int reused = 0;
+    *(void **)&create = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuGreenCtxCreate");
+    MUST(host_alloc(&held, 1 << 20, 0));
+    MUST(host_alloc(&last[0], 1 << 20, 0));
+    MUST(host_free(last[0]));
+    MUST(create(&context_of_some, NULL, 0, 1));
+    MUST(host_free(held));
+    for (int i = 0; i < 8; i++) {
+        MUST(host_alloc(&last[i], 1 << 20, 0));
+        reused += last[i] == held;
+    }
+    for (int i = 0; i < 8; i++) MUST(host_free(last[i]));
+    printf("reused %d\n", reused);
+}
+
 /* Memory of one device's context that a copy of another device's context reads when it is freed. Unseen: the other context is
    retained and made current by private functions, and used only through its default stream. */
 static void devices(int unseen) {
@@ -517,6 +537,7 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "barrier") == 0) barrier();
     else if (strcmp(what, "unseen") == 0) unseen(1);
     else if (strcmp(what, "unseen-blocking") == 0) unseen(0);
+    else if (strcmp(what, "green") == 0) green();
     else if (strcmp(what, "devices") == 0) devices(0);
     else if (strcmp(what, "devices-unseen") == 0) devices(1);
     else if (strcmp(what, "registers") == 0) registers();

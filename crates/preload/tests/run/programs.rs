@@ -189,7 +189,7 @@ fn a_refused_event_is_recorded_later_and_loses_no_memory() {
 }
 
 #[test]
-fn an_unseen_capture_is_detected_once_and_stops_the_service() {
+fn an_unseen_capture_or_a_green_context_stops_the_service_once() {
     // The default stream tells of a capture of a stream that is ordered with it.
     let (blocking, log) = run_served(Lookup::Dlsym, "unseen-blocking", &[]);
     assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
@@ -200,6 +200,10 @@ fn an_unseen_capture_is_detected_once_and_stops_the_service() {
     assert_eq!(other.out.lines().last(), blocking.out.lines().last());
     assert_eq!((other.calls("cuCtxRecordEvent"), other.calls("cuMemFreeHost")), (1, 24), "{other:?}");
     assert_eq!(log.matches("no longer served").count(), 1, "{log}");
+    // Memory that is freed after the green context was created is not reused.
+    let (green, log) = run_served(Lookup::Dlsym, "green", &[]);
+    assert_eq!((&*green.out, green.calls("cuCtxRecordEvent"), green.calls("cuMemFreeHost")), ("reused 0\n", 1, 8));
+    assert_eq!(log.matches("no longer served: the program has created a green context").count(), 1, "{log}");
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn check_workload(name: &str, target: &[f64], expected: &[Value]) {
         let (set, source) = (row["set"].as_str().unwrap(), row["source"].as_str().unwrap());
         let is_given = set == "as given";
         let replay = if is_given { Replay::default() } else { with(set) };
-        let source = if source == "walls" { SourceKind::Separate } else { SourceKind::Virtual };
+        let source = if source == "separate" { SourceKind::Separate } else { SourceKind::Virtual };
         let replay = Replay { source, max_bytes: row["max_bytes"].as_u64(), ..replay };
         let is_free = is_given && replay.max_bytes.is_none();
         let report = if is_free && replay.source == SourceKind::Virtual {

@@ -21,11 +21,13 @@ and memory that other libraries register with `cudaHostRegister`.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -61,10 +63,11 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
     Args:
         pool: a `pinpool.Pool`; by default a new one.
         settings: settings of a new `pinpool.Pool`, with other defaults. `max_bytes` is three quarters of the memory of the cgroup
-            or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If a launcher starts several processes without this
-            variable, set `max_bytes`. With a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend`
-            is "gpu"; memory is not pinned for the GPU if you name mlock or heap, or if a pool with `on_full="pageable"` is full.
-            `device` is torch's current GPU if torch has started CUDA, and `name` is "torch".
+            or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If several ranks run on a host without this variable, set
+            `max_bytes`: the log line is then a warning, if `WORLD_SIZE` or `torch.distributed` shows it. With a `ledger` or the preset
+            `tensorflow`, `max_bytes` has the default of `Pool`. `backend` is "gpu"; memory is not pinned for the GPU if you name mlock
+            or heap, or if a pool with `on_full="pageable"` is full. `device` is torch's current GPU if torch has started CUDA, and
+            `name` is "torch".
 
     Raises:
         ImportError: torch cannot be imported.
@@ -80,13 +83,13 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
         if _installed is not None:
             raise AlreadyInstalledError("a pool already serves torch's pinned memory: call pinpool.torch.uninstall() first")
         _library = library = _allocator.load()
-        _call(library.pinpool_torch_check)  # Before a pool pins its reserve.
+        _call("torch's allocator was not replaced", library.pinpool_torch_check)  # Before a pool pins its reserve.
         if pool is None:
             pool = _new_pool(**settings)
         _warn_if_without_effect()
         functions = _pinpool._torch_functions(pool)
         try:
-            _call(library.pinpool_torch_install, ctypes.c_void_p(functions))
+            _call("torch's allocator was not replaced", library.pinpool_torch_install, ctypes.c_void_p(functions))
         except PinpoolError:
             _pinpool._free_torch_functions(functions)
             raise
@@ -94,12 +97,20 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
         return pool
 
 
-def _call(function: Any, *arguments: Any) -> None:
+def _call(failure: str, function: Any, *arguments: Any) -> None:
     error = ctypes.create_string_buffer(1024)
     status = function(*arguments, error, ctypes.c_size_t(len(error)))
     if status != 0:
         kind = AlreadyInstalledError if status == _STATUS_IN_USE else BackendError
-        raise kind(f"torch's allocator was not replaced: {error.value.decode(errors='replace')}")
+        raise kind(f"{failure}: {error.value.decode(errors='replace')}")
+
+
+def _disable() -> int:
+    """Makes torch's own allocator serve later requests, and returns the number of blocks in use. The caller holds the lock."""
+    num_left = ctypes.c_size_t()
+    if _library is not None:
+        _call("torch's allocator was not restored", _library.pinpool_torch_uninstall, ctypes.byref(num_left))
+    return num_left.value
 
 
 def uninstall(*, timeout: _Time = 0) -> int:
@@ -113,18 +124,19 @@ def uninstall(*, timeout: _Time = 0) -> int:
 
     Raises:
         RequestError, TypeError: `timeout` is invalid.
+        BackendError: torch refuses its own allocator.
     """
     global _installed
     end = time.monotonic() + _pinpool._seconds(timeout)
     with _lock:
         _installed = None
-        num_left: int = 0 if _library is None else _library.pinpool_torch_uninstall()
-    while num_left and _library is not None and time.monotonic() < end:
+        num_left = _disable()
+    while num_left and time.monotonic() < end:
         time.sleep(0.01)
         with _lock:
             if _installed is not None:  # Another thread could install a pool, so no block of this one was left.
                 return 0
-            num_left = _library.pinpool_torch_uninstall()
+            num_left = _disable()
     return num_left
 
 
@@ -136,8 +148,9 @@ def installed_pool() -> Pool | None:
 def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
     """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of dicts, lists and tuples, to a GPU.
 
-    A copy from pinned memory does not block; a copy from other memory may. Arrays become tensors, and a `Batch` of `pinpool_loader` becomes a dict of its decoded fields by name, and of its "labels" if they are
-    ints. Other values stay as they are.
+    A copy from pinned memory does not block; a copy from other memory may. Arrays become tensors. A `Batch` of `pinpool_loader` becomes a
+    dict of its decoded fields by name, with its labels as "labels" if all are ints. Other values stay as they are; tensors within other
+    objects are not copied, and in a dataclass they are refused.
 
         inputs, targets = pinpool.torch.to_device(batch)
         copied = pinpool.torch.to_device(loader_batch)  # copied["jpg"], copied["labels"]
@@ -146,8 +159,8 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
     is not reused before its copy has completed, so `batch` may be dropped immediately.
 
     Raises:
-        TypeError, ValueError: `batch` has neither a tensor nor a numeric array; a field of a `Batch`, other than the `label_field`, is not
-            decoded; `device` is not a GPU, or not the GPU of `stream`.
+        TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or a dataclass with one; a field of a `Batch`, other than
+            the `label_field`, is not decoded, or is named "labels"; `device` is not a GPU, or not the GPU of `stream`.
         BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
     """
     import torch
@@ -170,23 +183,44 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
     return result
 
 
-def _is_loader_batch(value: Any) -> bool:
-    return isinstance(value, getattr(sys.modules.get("pinpool_loader"), "Batch", ()))
-
-
 def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
     import torch
 
-    if _is_loader_batch(value):
-        fields = {names: _copy(array, device, copied) for names, array in value._for_device().items()}
+    if hasattr(type(value), "__pinpool_arrays__"):  # A `Batch` of `pinpool_loader`.
+        fields = {names: _copy(array, device, copied) for names, array in value.__pinpool_arrays__().items()}
         return {name: field for names, field in fields.items() for name in names}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.from_numpy(value)
-    can_move = isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence))
-    if not can_move:
-        return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
-    copied.append(value)
-    return value.to(device, non_blocking=True)
+    if _is_movable(value):
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        copied.append(tensor)
+        return tensor.to(device, non_blocking=True)
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping, Sequence)):
+        if any(_has_movable(getattr(value, field.name, None)) for field in dataclasses.fields(value)):
+            raise TypeError(f"the tensors of a {type(value).__name__} would not be copied: pass them in a dict, list or tuple")
+        return value
+    return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
+
+
+def _is_movable(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence))
+
+
+def _has_movable(value: Any) -> bool:
+    """Returns whether `value` is a tensor or numeric array, or a nesting of dicts, lists, tuples and dataclasses with one."""
+    is_found = _is_movable(value) or hasattr(type(value), "__pinpool_arrays__")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+
+    def visit(items: list[Any]) -> list[Any]:
+        nonlocal is_found
+        is_found = is_found or any(map(_has_movable, items))
+        return items
+
+    map_items(value, visit)
+    return is_found
 
 
 def _new_pool(**settings: Any) -> Pool:
@@ -197,7 +231,8 @@ def _new_pool(**settings: Any) -> Pool:
         settings["backend"] = "gpu"
     if (default := _limit.default_limit(settings, os.environ, _pinpool._host_memory())) is not None:
         settings["max_bytes"], line = default
-        _logger.info("%s", line)
+        level = logging.WARNING if _limit.is_shared_by_unknown_ranks(os.environ) else logging.INFO
+        _logger.log(level, "%s", line)
     return Pool(**{"name": "torch", **settings})
 
 

@@ -52,9 +52,7 @@ def load() -> ctypes.CDLL:
         )
     if torch.version.hip is not None:
         raise BackendError(f"torch {torch.__version__} is built for ROCm, and pinpool pins memory with CUDA: install a CUDA build of torch")
-    allocator = _load_prebuilt(torch.__version__) or ctypes.CDLL(_compile(torch.__version__))
-    allocator.pinpool_torch_uninstall.restype = ctypes.c_size_t
-    return allocator
+    return _load_prebuilt(torch.__version__) or ctypes.CDLL(_compile(torch.__version__))
 
 
 def _load_prebuilt(version: str) -> ctypes.CDLL | None:
@@ -77,11 +75,11 @@ def _compile(version: str) -> str:
     # torch keeps one library per name, so another version of pinpool needs another name.
     source_digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     name = f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source_digest}"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)}
     if shutil.which("ninja") is None:
         # pip installs ninja in this folder, whether or not the environment of this interpreter is activated.
         environ["PATH"] = os.pathsep.join([os.environ.get("PATH") or os.defpath, sysconfig.get_path("scripts")])
-    command = [sys.executable, "-P", "-c", _COMPILE, name, os.fspath(_SOURCE)]
+    command = [sys.executable or "python3", "-P", "-c", _COMPILE, name, os.fspath(_SOURCE)]
     try:
         compilation = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
     except (OSError, subprocess.CalledProcessError) as error:

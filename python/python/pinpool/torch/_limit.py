@@ -7,10 +7,9 @@ ranks is known only from `LOCAL_WORLD_SIZE`: without it, each process has three 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
-
-from .._log import format_bytes
 
 #: Fraction of the memory that all ranks of the host may pin.
 _NUMERATOR, _DENOMINATOR = 3, 4
@@ -18,6 +17,15 @@ _NUMERATOR, _DENOMINATOR = 3, 4
 _GRANULE = 2 << 20
 #: Settings, and the values with which this default applies: the preset "tensorflow" has no limit, and a shared limit has its own.
 _NEUTRAL_VALUES = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
+
+
+def is_shared_by_unknown_ranks(environ: Mapping[str, str]) -> bool:
+    """Returns whether there are several ranks, and `LOCAL_WORLD_SIZE` does not tell how many of them are on this host."""
+    world_size, distributed = environ.get("WORLD_SIZE", ""), sys.modules.get("torch.distributed")
+    is_initialized = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    num_ranks = distributed.get_world_size() if distributed is not None and is_initialized else 1
+    num_ranks = max(num_ranks, int(world_size) if world_size.isdecimal() else 1)
+    return num_ranks > 1 and not environ.get("LOCAL_WORLD_SIZE", "").isdecimal()
 
 
 def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
@@ -38,7 +46,18 @@ def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memor
     rank_count = max(int(ranks), 1) if ranks.isdecimal() else 1
     share = max(total * _NUMERATOR // _DENOMINATOR // rank_count // _GRANULE, 1) * _GRANULE
     divisor = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
+    if is_shared_by_unknown_ranks(environ):
+        divisor = " for this process alone, because LOCAL_WORLD_SIZE is not set: all ranks of a host together may pin more than its memory"
     return share, (
-        f"torch limit: max={format_bytes(share)}: three quarters of {format_bytes(total)} ({origin}){divisor}; "
+        f"torch limit: max={_format_bytes(share)}: three quarters of {_format_bytes(total)} ({origin}){divisor}; "
         "to change it, set PINPOOL_MAX_BYTES or install(max_bytes=...)"
     )
+
+
+def _format_bytes(nbytes: float) -> str:
+    """Returns `nbytes` as log lines show it, such as 24.0MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.1f}{unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f}GiB"

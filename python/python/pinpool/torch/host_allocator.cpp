@@ -145,11 +145,16 @@ class History {
     return enabled() && recorder && when_.load(std::memory_order_relaxed) >= least ? recorder() : nullptr;
   }
 
-  void add(TraceEntry::Action action, const void* address, size_t bytes, std::shared_ptr<c10::GatheredContext> context) {
-    if (enabled()) {
+  void add(TraceEntry::Action action, const void* address, size_t bytes, std::shared_ptr<c10::GatheredContext> context) noexcept {
+    if (!enabled()) {
+      return;
+    }
+    try {
       const bool keep = when_.load(std::memory_order_relaxed) >= RecordContext::ALLOC;
       entries_.insertEntries(TraceEntry(
           action, -1, reinterpret_cast<size_t>(address), bytes, nullptr, {0, 0}, c10::getApproximateTime(), keep ? std::move(context) : nullptr));
+    } catch (const std::exception&) {
+      // Out of memory: the history lacks this entry.
     }
   }
 
@@ -178,7 +183,7 @@ class History {
     return nullptr;
   }
 
-  void add(TraceEntry::Action, const void*, size_t, const std::shared_ptr<c10::GatheredContext>&) {}
+  void add(TraceEntry::Action, const void*, size_t, const std::shared_ptr<c10::GatheredContext>&) noexcept {}
 };
 #endif
 
@@ -191,7 +196,7 @@ class PoolHostAllocator final : public at::HostAllocator {
     return torch_allocator_;
   }
 
-  // Blocks that torch uses, that a thread is returning, or that are kept because a stream cannot be recorded.
+  // Returns the number of blocks that torch uses, that a thread is returning, or that are kept because a stream cannot be recorded.
   size_t outstanding_blocks() {
     put_deferred();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -226,7 +231,14 @@ class PoolHostAllocator final : public at::HostAllocator {
     }
     // Not an OutOfMemoryError, after which programs retry with less.
     TORCH_CHECK(status == PINPOOL_TORCH_OK, "pinpool: ", error);
-    if (!add({handle, bytes, {}, context}, address)) {
+    bool is_added = false;
+    try {
+      is_added = add({handle, bytes, {}, context}, address);
+    } catch (...) { // Out of memory.
+      functions_.put(handle, nullptr, 0);
+      throw;
+    }
+    if (!is_added) {
       functions_.put(handle, nullptr, 0);
       return torch_allocator_->allocate(bytes);
     }
@@ -235,8 +247,14 @@ class PoolHostAllocator final : public at::HostAllocator {
     return {address, address, &free_block, at::DeviceType::CPU};
   }
 
-  void free(void* address) {
-    auto context = history_.context(RecordContext::ALL);
+  // Called by destructors, which must not throw.
+  void free(void* address) noexcept {
+    std::shared_ptr<c10::GatheredContext> context;
+    try {
+      context = history_.context(RecordContext::ALL);
+    } catch (const std::exception&) {
+      // torch's recorder failed, so the history has the context of the allocation.
+    }
     Block block;
     {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -256,7 +274,6 @@ class PoolHostAllocator final : public at::HostAllocator {
     // The pool does not report when the copies end, so the history has both events at the time of the free.
     history_.add(TraceEntry::FREE_REQUESTED, address, block.bytes, context);
     history_.add(TraceEntry::FREE_COMPLETED, address, block.bytes, context);
-    // Called by destructors, which must not throw.
     put_deferred();
     put(std::move(block));
   }
@@ -419,9 +436,10 @@ class PoolHostAllocator final : public at::HostAllocator {
     if (is_disabled()) {
       return false;
     }
+    const size_t bytes = block.bytes;
+    blocks_.emplace(address, std::move(block)); // May throw, so the counters follow.
     requests_.increase(1);
-    bytes_.increase(block.bytes);
-    blocks_.emplace(address, std::move(block));
+    bytes_.increase(bytes);
     return true;
   }
 
@@ -623,19 +641,21 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
   });
 }
 
-// From now on torch's own allocator serves all requests. Returns the number of blocks in use. While there are such blocks, this
-// allocator stays installed and forwards requests, because it tracks the streams of the blocks.
-size_t pinpool_torch_uninstall() {
-  auto* allocator = installed.load(std::memory_order_acquire);
-  if (allocator == nullptr) {
-    return 0;
-  }
-  allocator->disable();
-  const size_t out = allocator->outstanding_blocks();
-  if (out == 0 && at::getHostAllocator(kDevice) == allocator) {
-    at::setHostAllocator(kDevice, allocator->torch_allocator(), kPriority);
-  }
-  return out;
+// From now on torch's own allocator serves all requests. Writes the number of blocks in use. While there are such blocks, this
+// allocator stays installed and forwards requests, because it tracks the streams of the blocks. Returns OK, or FAILED with a text.
+int pinpool_torch_uninstall(size_t* left, char* error, size_t error_bytes) {
+  *left = 0;
+  return report(error, error_bytes, [&]() -> Refusal {
+    auto* allocator = installed.load(std::memory_order_acquire);
+    if (allocator != nullptr) {
+      allocator->disable();
+      *left = allocator->outstanding_blocks();
+      if (*left == 0 && at::getHostAllocator(kDevice) == allocator) {
+        at::setHostAllocator(kDevice, allocator->torch_allocator(), kPriority);
+      }
+    }
+    return {};
+  });
 }
 
 } // extern "C"

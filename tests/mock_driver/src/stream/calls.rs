@@ -58,6 +58,10 @@ driver_call! { Device fn cuStreamGetCtx(handle: usize, out: Out<usize>) {
     out.put(if adversarial::is_on(Deviation::GreenStreams) { GREEN } else { context })
 }}
 
+driver_call! { Device fn cuGreenCtxCreate(out: Out<usize>, _resources: usize, _device: i32, _flags: u32) {
+    out.put(GREEN)
+}}
+
 driver_call! { Device fn cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green: Out<usize>) {
     out.put(context_of(resolve(handle)?)?)?;
     green.put(if adversarial::is_on(Deviation::GreenStreams) { GREEN } else { 0 })

@@ -1,7 +1,7 @@
 // Copies batches to the device. Each batch is destroyed right after its copy is enqueued, and its memory is reused once that
 // copy has completed.
 //
-//     c++ -std=c++17 on_stream.cpp $(pkg-config --cflags --libs pinpool) -lcuda -o on_stream
+//     c++ -std=c++17 copy_batches.cpp $(pkg-config --cflags --libs pinpool) -lcuda -o copy_batches
 //
 // The functions of the CUDA driver are declared here as in cuda.h, so that no toolkit is needed.
 #include <pinpool.hpp>
@@ -86,7 +86,7 @@ int main()
         check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
         check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
         check(cuStreamCreate(&stream, non_blocking), "cuStreamCreate");
-        pinpool::pool pool("max_bytes=64MiB; name=on_stream");
+        pinpool::pool pool("max_bytes=64MiB; name=copy_batches");
         copy_batches(pool, stream);
         std::cout << batches << " batches arrived whole\n" << pool.stats_json() << '\n';
         check(cuStreamDestroy_v2(stream), "cuStreamDestroy");

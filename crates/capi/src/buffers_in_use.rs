@@ -77,26 +77,26 @@ pub(crate) enum LookupError {
 
 /// Buffers by the address of their first byte.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct BuffersInUse {
     shards: Box<[CachePadded<Shard>]>,
     /// True if AddressSanitizer is informed of the buffers in use.
-    uses_sanitizer: AtomicBool,
+    informs_sanitizer: AtomicBool,
 }
 
-impl Table {
+impl BuffersInUse {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), uses_sanitizer: AtomicBool::new(false) }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), informs_sanitizer: AtomicBool::default() }
     }
 
     /// Prepares for a new pool. A pool that zeroes returned buffers writes to them, so the sanitizer cannot be used.
     pub(crate) fn prepare(&self, zeroes: bool) {
-        self.uses_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
+        self.informs_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
     }
 
     /// Returns whether AddressSanitizer is informed of a buffer of this owner.
     #[inline]
-    fn informs_sanitizer(&self, owner: MemoryOwner) -> bool {
-        owner == MemoryOwner::Pool && self.uses_sanitizer.load(Ordering::Relaxed)
+    fn informs_sanitizer_of(&self, owner: MemoryOwner) -> bool {
+        owner == MemoryOwner::Pool && self.informs_sanitizer.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -108,7 +108,7 @@ impl Table {
     /// Adds a buffer of the pool and returns its address.
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
-        if self.informs_sanitizer(MemoryOwner::Pool) {
+        if self.informs_sanitizer_of(MemoryOwner::Pool) {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
@@ -150,7 +150,7 @@ impl Table {
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
         self.with_entry(address, |entry, buf| {
-            if self.informs_sanitizer(entry.remove().owner) {
+            if self.informs_sanitizer_of(entry.remove().owner) {
                 asan::poison(buf);
             }
         })
@@ -171,7 +171,7 @@ impl Table {
         self.with_entry(address, |mut entry, buf| {
             let entry = entry.get_mut();
             (entry.is_recording, entry.is_pinned) = (!is_return, Some(is_pinned(buf)));
-            if is_return && self.informs_sanitizer(entry.owner) {
+            if is_return && self.informs_sanitizer_of(entry.owner) {
                 asan::poison(buf);
             }
         })
@@ -192,7 +192,7 @@ impl Table {
         let mut entries = shard.lock();
         // Without an entry, its user could not return the buffer, which may be in use. It is leaked and not reused.
         let Some(entry) = entries.get_mut(&address) else { return std::mem::forget(buf) };
-        if self.informs_sanitizer(entry.owner) {
+        if self.informs_sanitizer_of(entry.owner) {
             asan::unpoison(&buf);
         }
         entry.buf = Some(buf);
@@ -278,40 +278,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_leaves_the_table_once() {
+    fn a_buffer_is_removed_once() {
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-        let table = Table::new();
-        let address = table.insert(pool.get(5000).unwrap()).addr();
-        assert_eq!(table.remove(address + 4999).unwrap_err(), LookupError::Inside(address, 5000));
-        assert_eq!(table.remove(address + 5000).unwrap_err(), LookupError::Nowhere);
-        let buf = table.take(address, true).unwrap();
-        for second in [table.remove(address), table.take(address, true), table.take(address, false)] {
+        let all = BuffersInUse::new();
+        let address = all.insert(pool.get(5000).unwrap()).addr();
+        assert_eq!(all.remove(address + 4999).unwrap_err(), LookupError::Inside(address, 5000));
+        assert_eq!(all.remove(address + 5000).unwrap_err(), LookupError::Nowhere);
+        let buf = all.take(address, true).unwrap();
+        for second in [all.remove(address), all.take(address, true), all.take(address, false)] {
             assert_eq!(second.unwrap_err(), LookupError::Busy);
         }
-        assert_eq!((table.is_empty(), table.is_pinned(address)), (false, Ok(false)), "a query does not fail meanwhile");
-        table.put_back(buf);
-        assert_eq!((table.is_pinned(address), table.inside(address)), (Ok(false), LookupError::Inside(address, 5000)));
-        assert!(table.reserve_entry(1) && table.is_pinned(1) == Err(LookupError::Nowhere), "not adopted yet");
-        table.remove_entry(1);
-        drop(table.remove(address).unwrap());
+        assert_eq!((all.is_empty(), all.is_pinned(address)), (false, Ok(false)), "a query does not fail meanwhile");
+        all.put_back(buf);
+        assert_eq!((all.is_pinned(address), all.inside(address)), (Ok(false), LookupError::Inside(address, 5000)));
+        assert!(all.reserve_entry(1) && all.is_pinned(1) == Err(LookupError::Nowhere), "not adopted yet");
+        all.remove_entry(1);
+        drop(all.remove(address).unwrap());
         for (uses_take, succeeds) in [(false, true), (true, true), (false, false), (true, false)] {
-            let address = table.insert(pool.get(5000).unwrap()).addr();
-            let buf = table.take(address, false).unwrap();
-            assert_eq!((table.is_empty(), table.is_pinned(address)), (false, Ok(false)), "a query does not wait");
-            let take = || table.take(address, true).map(|_buf| table.remove_entry(address));
-            let call = || if uses_take { take() } else { table.remove(address).map(drop) };
+            let address = all.insert(pool.get(5000).unwrap()).addr();
+            let buf = all.take(address, false).unwrap();
+            assert_eq!((all.is_empty(), all.is_pinned(address)), (false, Ok(false)), "a query does not wait");
+            let take = || all.take(address, true).map(|_buf| all.remove_entry(address));
+            let call = || if uses_take { take() } else { all.remove(address).map(drop) };
             let results = std::thread::scope(|scope| {
                 // Both wait for the recording. If it succeeds, one gets the buffer.
                 let calls = [(); 2].map(|()| scope.spawn(call));
-                while !table.shard(address).lock()[&address].is_awaited {
+                while !all.shard(address).lock()[&address].is_awaited {
                     std::thread::yield_now();
                 }
-                succeeds.then_some(buf).map_or_else(|| table.remove_entry(address), |buf| table.put_back(buf));
+                succeeds.then_some(buf).map_or_else(|| all.remove_entry(address), |buf| all.put_back(buf));
                 calls.map(|call| call.join().unwrap())
             });
             let is_busy = uses_take && succeeds && results.contains(&Err(LookupError::Busy));
             assert!(is_busy || results.contains(&Err(LookupError::Nowhere)), "{results:?}");
-            assert!(results.contains(&Ok(())) == succeeds && table.is_empty(), "{results:?}");
+            assert!(results.contains(&Ok(())) == succeeds && all.is_empty(), "{results:?}");
         }
     }
 
@@ -319,30 +319,27 @@ mod tests {
     fn a_buffer_without_an_entry_is_leaked_and_not_reused() {
         static RELEASED: AtomicBool = AtomicBool::new(false);
         let pool = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
-        let (table, mut memory) = (Table::new(), [0_u8; 64]);
+        let (all, mut memory) = (BuffersInUse::new(), [0_u8; 64]);
         let address = memory.as_ptr().addr();
         for _ in 0..2 {
             let release = || RELEASED.store(true, Ordering::Relaxed);
             // SAFETY: nothing accesses the memory.
             let adopted = unsafe { pool.adopt(std::ptr::NonNull::from(&mut memory[..]), None, release) };
-            assert_eq!(table.insert(adopted.unwrap()).addr(), address);
+            assert_eq!(all.insert(adopted.unwrap()).addr(), address);
         }
-        let buf = table.take(address, true).unwrap();
-        table.remove_entry(address);
-        table.put_back(buf);
+        let buf = all.take(address, true).unwrap();
+        all.remove_entry(address);
+        all.put_back(buf);
         assert!(!RELEASED.load(Ordering::Relaxed), "a program may still use the memory");
     }
 
     #[test]
     fn pages_spread_over_the_shards() {
-        let table = Table::new();
+        let all = BuffersInUse::new();
         let pages = (0..4096_usize).map(|page| 0x7F00_0000_0000 + (page << 12));
-        let mut hits = [0_u32; SHARDS];
-        for page in pages {
-            let shard = table.shard(page);
-            let at = table.shards.iter().position(|each| std::ptr::eq(&**each, shard)).unwrap();
-            hits[at] += 1;
+        for shard in &all.shards {
+            let hits = pages.clone().filter(|&page| std::ptr::eq(all.shard(page), &**shard)).count();
+            assert!((16..=192).contains(&hits), "{hits}");
         }
-        assert!(hits.iter().all(|hits| (16..=192).contains(hits)), "{hits:?}");
     }
 }

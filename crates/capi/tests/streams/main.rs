@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Calls functions of C.
 
 #[allow(dead_code)] // The other tests need all of it.
+#[path = "../c/fixture.rs"]
 mod fixture;
 
 use std::path::Path;
@@ -165,7 +166,7 @@ fn a_failed_return_can_be_repeated_unless_the_stream_captures() {
 
     // SAFETY: no other call uses the stream.
     unsafe { result::stream::begin_capture(stream.cu_stream(), CAPTURE_MODE) }.unwrap();
-    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_CAPTURING);
+    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_STREAM_CAPTURING);
     // SAFETY: as above.
     unsafe { result::stream::end_capture(stream.cu_stream()) }.unwrap();
     put_after_stream(pool, held, &stream).unwrap();
@@ -196,8 +197,7 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
     let link = |from: &Path, name: &str| std::os::unix::fs::symlink(from, folder.path().join(name)).unwrap();
     link(&library, "libcuda.so");
     let built = library.with_file_name("libpinpool_c.so");
-    link(&built, "libpinpool.so");
-    link(&built, "libpinpool.so.0");
+    ["libpinpool.so", "libpinpool.so.0"].into_iter().for_each(|name| link(&built, name));
     let program = folder.path().join("program");
     let compile = |source: &str, options: Option<&str>| {
         let (name, standard) = language(source);
@@ -216,7 +216,7 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
         assert!(output.status.success() && out.contains("200 batches arrived whole"), "{backend}: {out}{err}");
         assert!(err.contains("0 frees with work in flight, 0 misuses"), "{backend}: {err}");
     };
-    let sources = ["examples/on_stream.c", "examples/on_stream.cpp", "tests/programs/streams.cpp"];
+    let sources = ["examples/copy_batches.c", "examples/copy_batches.cpp", "tests/programs/streams.cpp"];
     for source in sources.into_iter().filter(|source| is_installed(language(source).0)) {
         compile(source, None);
         ["vmm", "register", "cuda"].into_iter().for_each(run);

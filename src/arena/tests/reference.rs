@@ -555,13 +555,13 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
         (prop_oneof![3 => Just(u64::MAX), 1 => (0..4u64).prop_map(|granules| granules * GRANULE)], 0..9u64, known);
     let place =
         (ptr, steps).prop_map(|((pages, commit_bytes, may_decommit_regions), (step_bytes, largest, known_bytes))| {
-            let largest_bytes = largest * GRANULE;
+            let largest_miss_bytes = largest * GRANULE;
             let limits = GrowthLimits {
                 commit_bytes,
                 over_bytes: 0,
                 may_decommit_regions,
                 step_bytes,
-                largest_bytes,
+                largest_miss_bytes,
                 known_bytes,
             };
             Op::Place { pages, limits }

@@ -2,7 +2,7 @@
  * Copies batches to the device and returns each buffer right after its copy is enqueued. The next request does not wait for a copy,
  * and does not get memory that a copy still reads.
  *
- *     cc -std=c99 on_stream.c $(pkg-config --cflags --libs pinpool) -lcuda -o on_stream
+ *     cc -std=c99 copy_batches.c $(pkg-config --cflags --libs pinpool) -lcuda -o copy_batches
  *
  * The functions of the CUDA driver are declared here as in cuda.h, so that no toolkit is needed.
  */
@@ -66,7 +66,7 @@ int main(void)
     check_cuda(cuStreamCreate(&stream, NON_BLOCKING), "cuStreamCreate");
     for (int i = 0; i < SLOTS; i++)
         check_cuda(cuMemAlloc_v2(&target[i], BATCH_BYTES), "cuMemAlloc");
-    check(pp_pool_open("max_bytes=64MiB; name=on_stream", &pool), "pp_pool_open");
+    check(pp_pool_open("max_bytes=64MiB; name=copy_batches", &pool), "pp_pool_open");
 
     for (int i = 0; i < BATCHES; i++) {
         unsigned char *bytes;

@@ -1,9 +1,9 @@
 /*
  * Eight threads request buffers, fill them and return them; then the program prints the pool's statistics.
  *
- *     cc -std=c99 loader.c $(pkg-config --cflags --libs pinpool) -pthread -o loader
+ *     cc -std=c99 threads.c $(pkg-config --cflags --libs pinpool) -pthread -o threads
  *
- * Nothing is copied to a GPU here. After cudaMemcpyAsync, return the batch with pp_put_after_stream instead of pp_put: see on_stream.c.
+ * Nothing is copied to a GPU here. After cudaMemcpyAsync, return the batch with pp_put_after_stream instead of pp_put: see copy_batches.c.
  */
 #include <pinpool.h>
 
@@ -49,7 +49,7 @@ int main(void)
     char *json;
 
     check(pp_set_log(print_line, NULL, PP_LOG_INFO), "pp_set_log");
-    check(pp_pool_open("max_bytes=256MiB; name=loader", &pool), "pp_pool_open");
+    check(pp_pool_open("max_bytes=256MiB; name=threads", &pool), "pp_pool_open");
     for (int i = 0; i < THREADS; i++) {
         marks[i] = (unsigned char)i;
         if (pthread_create(&threads[i], NULL, load, &marks[i]) != 0)
