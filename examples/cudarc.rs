@@ -30,10 +30,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     stream.memcpy_htod(&batch.view_as::<f32>()?, &mut device)?;
     drop(batch);
 
-    // A copy from the device: the bytes can be read once it has completed.
+    // A copy from the device. `wait_slice_as` waits until it has completed.
     let mut results = pool.get(NUMBERS * size_of::<f32>())?;
     stream.memcpy_dtoh(&device, &mut results.view_as_mut::<f32>()?)?;
-    results.wait()?;
     let sum: f32 = results.wait_slice_as::<f32>()?.iter().sum();
     println!("sum {sum}, {} copies in flight", pool.stats().copies.in_flight);
     Ok(())

@@ -48,7 +48,7 @@
 //!
 //! # Platforms and log
 //!
-//! Linux, Rust 1.88 or newer. On other Unix systems the crate has only the pageable backend `heap` and `Backend::Source`, and no
+//! Linux on x86-64 (aarch64 is type-checked, not tested), Rust 1.88 or newer. On other Unix systems the crate has only the pageable backend `heap` and `Backend::Source`, and no
 //! limits shared by processes. Log records go through the `log` crate. If the program has no logger, each kind of warning about
 //! settings and the machine is printed once to stderr.
 //!

@@ -109,15 +109,15 @@ def test_batches_carry_the_tag_of_the_pool_object(files, pool):
 
 def test_the_batches_of_an_epoch_are_counted_once(files, pool):
     loader = load(files, pool, epochs_per_loop=2, shuffle=True)
-    listed, counted = loader._files, []
-    loader._files = types.SimpleNamespace(num_batches=lambda epoch: counted.append(epoch) or listed.num_batches(epoch))
+    listed, counted = loader._catalog, []
+    loader._catalog = types.SimpleNamespace(num_batches=lambda epoch: counted.append(epoch) or listed.num_batches(epoch))
     assert [len(loader) for _ in range(3)] == [14] * 3 and counted == [0, 1]
 
 
 def test_samples_are_hashed_once_however_often_the_state_is_taken(files, pool):
     loader = load(files, pool)
-    listed, hashed = loader._files, []
-    loader._files = types.SimpleNamespace(fingerprint=lambda: hashed.append(1) or listed.fingerprint())
+    listed, hashed = loader._catalog, []
+    loader._catalog = types.SimpleNamespace(fingerprint=lambda: hashed.append(1) or listed.fingerprint())
     assert len({loader.state_dict()["files"] for _ in range(3)}) == 1 and hashed == [1]
 
 

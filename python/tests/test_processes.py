@@ -41,14 +41,16 @@ def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(run_in_subproc
     assert out == "ended\n"
 
 
-def test_a_fork_while_another_thread_attaches_a_shared_pool_does_not_block_the_child(run_in_subprocess):
-    run_in_subprocess("""
-        import os, signal, threading, pinpool
-        from pinpool import _shared
+@pytest.mark.parametrize(
+    ("lock", "call"), [("pinpool._shared._attaching", "shared.get(10).release()"), ("pinpool.torch._lock", "pinpool.torch.uninstall()")]
+)
+def test_a_fork_while_another_thread_holds_a_lock_does_not_block_the_child(lock, call, run_in_subprocess):
+    run_in_subprocess(f"""
+        import os, signal, threading, pinpool, pinpool.torch
         shared = pinpool.SharedPool(1000, 2, pool=pinpool.Pool(env=False, backend="heap"))
         is_locked, may_end = threading.Event(), threading.Event()
         def attach():
-            with _shared._attaching:
+            with {lock}:
                 is_locked.set()
                 may_end.wait()
         threading.Thread(target=attach).start()
@@ -56,7 +58,7 @@ def test_a_fork_while_another_thread_attaches_a_shared_pool_does_not_block_the_c
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # Only bounds a hang.
-            shared.get(10).release()
+            {call}
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         may_end.set()

@@ -307,7 +307,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns idle memory to the system, oldest first, until at most `to_bytes` are held or nothing is idle. The calling thread
+    /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle. The calling thread
     /// makes the driver calls, so this is slow. The memory of copies in flight and of reserves is not idle.
     ///
     /// On `vmm` a trim takes 0.1 ms or more for each granule of 2 MiB. On `register` and `cuda` each release waits for all

@@ -87,8 +87,8 @@ fn a_copy_waits_for_its_target_despite_a_stored_error() {
 /// Neither the host nor a second copy may write to bytes that the first copy may still read.
 #[test]
 fn writes_fail_if_the_wait_for_an_earlier_copy_is_refused() {
-    let _events = EventsOnly::begin();
     let (driver, context, pool) = start();
+    let _events = EventsOnly::begin();
     let ((stream, mut memory), (other, source)) =
         (stream_and_memory(&context, 4096), stream_and_memory(&context, 4096));
     let mut buf = filled(&pool, 4096, 1);

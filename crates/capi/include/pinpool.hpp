@@ -66,7 +66,7 @@ inline CUstream_st *const per_thread_stream = reinterpret_cast<CUstream_st *>(2)
 /** A failed call: its status and its text. */
 class error : public std::runtime_error {
 public:
-    /** The last failed call of this thread, also if it was made by a function of pinpool.h. */
+    /** The last failed call of this thread, even if it was a direct call of a function of pinpool.h. */
     static error last()
     {
         pp_status status = PP_OK;

@@ -1,7 +1,7 @@
 //! The wrapper of every function: turns failures into a status and a text, and catches panics.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
@@ -84,8 +84,7 @@ pub(crate) fn text_for_c(text: &str) -> CString {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_last_error(status: *mut pp_status) -> *const c_char {
     let found = LAST.try_with(|last| last.try_borrow().ok()?.as_ref().map(|(code, text)| (*code, text.as_ptr())));
-    let none: &'static CStr = c"";
-    let (code, text) = found.ok().flatten().unwrap_or((pp_status::PP_OK, none.as_ptr()));
+    let (code, text) = found.ok().flatten().unwrap_or((pp_status::PP_OK, c"".as_ptr()));
     if let Some(status) = NonNull::new(status) {
         // SAFETY: capi-P1.
         unsafe { status.write(code) };
@@ -114,7 +113,7 @@ mod tests {
         // SAFETY: NULL is allowed.
         let text = unsafe { pp_last_error(ptr::null_mut()) };
         // SAFETY: never null, and ends in 0.
-        unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
+        unsafe { std::ffi::CStr::from_ptr(text) }.to_str().unwrap().to_owned()
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
         return Err(Reason::Flags(flags));
     }
     let driver = Driver::get().map_err(Reason::Driver)?;
-    if crate::captures::has_stopped() {
+    if process::has_stopped() {
         return Err(Reason::Stopped);
     }
     let context = contexts::find_or_add(driver.current().ok_or(Reason::NoContext)?);
@@ -123,20 +123,24 @@ pub(crate) enum FreeOutcome {
     /// end of its work. A forked child cannot free its parent's memory.
     Failed(Code),
     /// The address lies inside the memory of a pool, but no buffer in use begins there.
-    InsideOurs,
+    InsidePoolMemory,
     /// The address does not lie in the memory of a pool.
-    NotOurs,
+    NotPoolMemory,
 }
 
 /// Returns the program's buffer at `start` to its pool, which reuses it after all work that the contexts have enqueued so far.
 pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
     let address = start.addr();
     if !process::is_served_process() {
-        let is_parents = !process::may_be_served() && source::is_inside_of_parent(address);
-        return if is_parents { FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) } else { FreeOutcome::NotOurs };
+        let is_parents = !process::may_be_served() && source::is_parents_pool_memory(address);
+        return if is_parents { FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) } else { FreeOutcome::NotPoolMemory };
     }
     let Some(served) = BUFFERS.lock().remove(&address) else {
-        return if source::is_inside(address) { FreeOutcome::InsideOurs } else { FreeOutcome::NotOurs };
+        return if source::is_pool_memory(address) {
+            FreeOutcome::InsidePoolMemory
+        } else {
+            FreeOutcome::NotPoolMemory
+        };
     };
     // Without a driver, or if a call below panics, the buffer is leaked, since without a fence it must not be reused (preload-I3).
     let served = ManuallyDrop::new(served);

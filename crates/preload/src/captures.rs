@@ -4,11 +4,10 @@
 //! A record holds the lock while it enqueues an event in each context, and so does the beginning of a capture. The two
 //! therefore exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use crate::driver::{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, Code};
-use crate::log;
+use crate::process;
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
@@ -46,17 +45,6 @@ pub(crate) fn is_default(stream: usize) -> bool {
 }
 
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
-
-/// Set once a record failed because of a capture that no hook saw, or the program created a green context.
-static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
-
-/// A capture exists that no hook saw.
-pub(crate) const UNSEEN_CAPTURE: &str =
-    "a stream captures a graph that pinpool did not see begin, and recording an event has invalidated that capture";
-
-/// No event may cover the work of a green context, so no fence that is recorded from now on could be trusted. Earlier fences can:
-/// they belong to memory that was freed before the program had the context.
-pub(crate) const GREEN_CONTEXT: &str = "the program has created a green context; pinpool does not see work in it";
 
 /// Returns whether any stream captures.
 pub(crate) fn any_in_progress() -> bool {
@@ -108,18 +96,5 @@ pub(crate) fn forget(context: u64) {
 /// returns `None`.
 pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     let captures = CAPTURES.lock();
-    (captures.is_empty() && !has_stopped()).then(record)
-}
-
-/// Returns whether the process is no longer served: no event may be recorded, and memory that is freed is not reused.
-pub(crate) fn has_stopped() -> bool {
-    // Relaxed: the flag publishes no other data.
-    HAS_STOPPED.load(Ordering::Relaxed)
-}
-
-/// Stops serving the process, because of [`UNSEEN_CAPTURE`] or [`GREEN_CONTEXT`]. Logs the first reason.
-pub(crate) fn stop(why: &str) {
-    if !HAS_STOPPED.swap(true, Ordering::Relaxed) {
-        log::no_longer_served(why);
-    }
+    (captures.is_empty() && !process::has_stopped()).then(record)
 }

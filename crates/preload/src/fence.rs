@@ -17,9 +17,9 @@ use std::time::Duration;
 use pinpool::Error;
 use pinpool::copy::{CopyStream, Fence, StreamId};
 
-use crate::captures;
 use crate::contexts::Context;
 use crate::driver::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, is_refused_by_capture};
+use crate::{captures, process};
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time between two checks of work that cannot be waited for.
@@ -145,7 +145,7 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
             Some(Ok(Some(event))) => events.push((context.clone(), event)),
             Some(Ok(None)) => return Ok(false),
             Some(Err(code)) if is_refused_by_capture(code) => {
-                captures::stop(captures::UNSEEN_CAPTURE);
+                process::stop(process::UNSEEN_CAPTURE);
                 return Ok(false);
             }
             Some(Err(code)) => return Err(code),
@@ -169,7 +169,7 @@ unsafe impl Fence for RecordedContextsFence {
 
     fn wait(&self) -> pinpool::Result<()> {
         while !self.wait_unless_capturing().map_err(|code| self.unknown(code))? {
-            if captures::has_stopped() && matches!(*self.state.lock(), FenceState::Waiting(_)) {
+            if process::has_stopped() && matches!(*self.state.lock(), FenceState::Waiting(_)) {
                 return Err(Error::device_failed("the process is no longer served, so no event is recorded"));
             }
             thread::sleep(PAUSE);

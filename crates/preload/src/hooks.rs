@@ -202,7 +202,7 @@ hooks! {
     // No event covers the work of a green context that is never current, and its handle is known only after this call.
     cuGreenCtxCreate = c"cuGreenCtxCreate" 12040..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, resources: usize, device: c_int, flags: c_uint)
-        real => call_and_record(|| captures::stop(captures::GREEN_CONTEXT), || real(out, resources, device, flags));
+        real => call_and_record(|| process::stop(process::GREEN_CONTEXT), || real(out, resources, device, flags));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
@@ -235,8 +235,8 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     match buffers::free(start) {
         FreeOutcome::Done => 0,
         FreeOutcome::Failed(code) => code,
-        FreeOutcome::InsideOurs => real((&raw const NEVER_ALLOCATED).cast_mut().cast()),
-        FreeOutcome::NotOurs => real(start),
+        FreeOutcome::InsidePoolMemory => real((&raw const NEVER_ALLOCATED).cast_mut().cast()),
+        FreeOutcome::NotPoolMemory => real(start),
     }
 }
 

@@ -24,10 +24,10 @@
 //! | `fence` | an event after all work of each recorded context |
 //! | `source` | the memory of a pool: the driver's own pinned memory |
 //! | `contexts` | the contexts of the process, their pools and events |
-//! | `captures` | captures in progress, the lock that keeps event records apart from them, whether the process is served |
+//! | `captures` | captures in progress, and the lock that keeps event records apart from them |
 //! | `driver` | the driver's functions that this library calls |
 //! | `lookup` | how the driver's functions are found |
-//! | `lifetime`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; forks |
+//! | `lifetime`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; whether the process is served |
 //! | `log` | the log lines |
 //!
 //! Imports point down in this table.

@@ -85,7 +85,7 @@ pub(crate) fn no_pool(error: &pinpool::Error) {
 pub(crate) fn no_longer_served(why: &str) {
     init();
     warn!(
-        "no longer served: {why}. From now on the driver's own functions are called; memory freed since is not reused"
+        "no longer served: {why}. The driver's own functions are called, and memory that is freed from now on is not reused"
     );
 }
 

@@ -1,11 +1,25 @@
-//! Detects forks. A child of a process that recorded a context serves no memory, since pins, contexts and threads are not inherited.
+//! Whether the process is served. A forked child of a process that recorded a context is not, since pins, contexts and threads are
+//! not inherited, nor is a process in which no event can cover all work.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pinpool_os::fork::{self, ForkGeneration};
 
+use crate::log;
+
 /// The process in which the first context was recorded; 0 while there is none.
 static SERVED_PROCESS: AtomicU64 = AtomicU64::new(0);
+
+/// Set once a record failed because of a capture that no hook saw, or the program created a green context.
+static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// A capture exists that no hook saw.
+pub(crate) const UNSEEN_CAPTURE: &str =
+    "a stream captures a graph that pinpool did not see begin, and recording an event has invalidated that capture";
+
+/// No event may cover the work of a green context, so no fence that is recorded from now on could be trusted. Earlier fences can:
+/// they belong to memory that was freed before the program had the context.
+pub(crate) const GREEN_CONTEXT: &str = "the program has created a green context; pinpool does not see work in it";
 
 /// Returns the process ID and the fork generation. The ID alone may recur in another PID namespace, and the generation alone
 /// misses children of a bare `clone`.
@@ -30,4 +44,17 @@ pub(crate) fn record_served_process() {
     // Registers the handler that counts forks.
     ForkGeneration::now();
     SERVED_PROCESS.store(this_process(), Ordering::Relaxed);
+}
+
+/// Returns whether the process is no longer served: no event may be recorded, and memory that is freed is not reused.
+pub(crate) fn has_stopped() -> bool {
+    // Relaxed: the flag publishes no other data.
+    HAS_STOPPED.load(Ordering::Relaxed)
+}
+
+/// Stops serving the process, because of [`UNSEEN_CAPTURE`] or [`GREEN_CONTEXT`]. Logs the first reason.
+pub(crate) fn stop(why: &str) {
+    if !HAS_STOPPED.swap(true, Ordering::Relaxed) {
+        log::no_longer_served(why);
+    }
 }

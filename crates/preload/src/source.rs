@@ -23,13 +23,13 @@ use pinpool_os::sync::unmodeled::Mutex;
 static BLOCKS: Mutex<DriverBlocks> = Mutex::new(DriverBlocks::new());
 
 /// Returns whether the address lies in a block of a pool.
-pub(crate) fn is_inside(address: usize) -> bool {
+pub(crate) fn is_pool_memory(address: usize) -> bool {
     BLOCKS.lock().contains(address)
 }
 
 /// Returns whether the address lies in a block of a pool, in a forked child. If another thread of the parent held the lock
 /// during the fork, the address counts as inside.
-pub(crate) fn is_inside_of_parent(address: usize) -> bool {
+pub(crate) fn is_parents_pool_memory(address: usize) -> bool {
     BLOCKS.try_lock().is_none_or(|blocks| blocks.contains(address))
 }
 

@@ -108,7 +108,7 @@ def diagnose_pool(self: Pool) -> Diagnosis:
     return Diagnosis(*self._diagnosis())
 
 
-def _same(self: Pool) -> Pool:
+def _return_self(self: Pool) -> Pool:
     return self
 
 
@@ -142,8 +142,8 @@ def _signature() -> inspect.Signature:
 
 
 Pool.__init__ = _init
-Pool.__enter__, Pool.__exit__ = _same, _exit
-Pool.__copy__, Pool.__reduce_ex__ = _same, _reduce
+Pool.__enter__, Pool.__exit__ = _return_self, _exit
+Pool.__copy__, Pool.__reduce_ex__ = _return_self, _reduce
 Pool.__signature__ = _signature()
 Pool.__getattr__ = _removed
 diagnose_pool.__name__ = "diagnose"

@@ -196,7 +196,7 @@ class Loader(Generic[T]):
         path_list = _paths.expand(paths)
         _refuse_compressed(_paths.find_compressed(path_list))
         self._pool = Pool(name="loader") if pool is None else pool
-        self._files = _pinpool.SampleCatalog(
+        self._catalog = _pinpool.SampleCatalog(
             self._pool, path_list, bool(open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
             num_threads=_default_num_threads() if num_threads is None else checked_int("num_threads", num_threads, 1, 1024),
             prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
@@ -207,16 +207,16 @@ class Loader(Generic[T]):
         )  # fmt: skip
         # All arguments that determine the batches.
         self._batch_arguments = {
-            "samples": len(self._files), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
+            "samples": len(self._catalog), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
             "seed": seed, "world_size": world_size, "rank": rank, "drop_last": drop_last, "even": even,
         }  # fmt: skip
-        self._source = BatchSource(self._files, {names: (spec.shape, spec.dtype) for names, spec in decoded.items()}, seed, rank, label_field)
+        self._source = BatchSource(self._catalog, {names: (spec.shape, spec.dtype) for names, spec in decoded.items()}, seed, rank, label_field)
         # A dict serves as an ordered set of the texts.
-        self._failures = dict.fromkeys(self._files.failures())
+        self._failures = dict.fromkeys(self._catalog.failures())
         self._refuse_unloadable(path_list)
         self._warn_of_uneven_ranks()
         if open_archives is None:
-            _refuse_unopened_archives(self._files.unopened())
+            _refuse_unopened_archives(self._catalog.unopened())
         self._has_labels = True
         self._label_by_class: dict[str, Any] | None = None
         if label_field is None:
@@ -231,7 +231,7 @@ class Loader(Generic[T]):
 
     def _label_by_directory(self, label_function: Callable[[str], Any] | None) -> None:
         """Determines the labels of samples without a field for them."""
-        classes, has_archives = self._files.classes()
+        classes, has_archives = self._catalog.classes()
         if label_function is not None and has_archives:
             raise ValueError("label_function= needs label_field=, because samples in archives have no directory as a label")
         self._has_labels = not (classes and has_archives)
@@ -240,20 +240,20 @@ class Loader(Generic[T]):
 
     def _refuse_unloadable(self, path_list: list[str]) -> None:
         """Raises an error for files that cannot be loaded as requested."""
-        _refuse_compressed(self._files.first_compressed())
-        if not self._skips_errors and (undecodable := self._files.undecodable()) is not None:
+        _refuse_compressed(self._catalog.first_compressed())
+        if not self._skips_errors and (undecodable := self._catalog.undecodable()) is not None:
             self._failures[f"{undecodable}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
         if self._failures and not self._skips_errors:
             raise LoadError(_failure_text(list(self._failures)))
-        if not len(self._files):
+        if not len(self._catalog):
             shown_paths = ", ".join(repr(path) for path in path_list[:3]) + (", ..." if len(path_list) > 3 else "")
             reason = "contain no regular file; name files, or directories of files"
             if self._failures:
                 reason = f"contain nothing that can be read: {next(iter(self._failures))}"
-            elif self._files.num_files():
+            elif self._catalog.num_files():
                 reason = "contain only empty archives"
             raise ValueError(f"cannot load anything: paths [{shown_paths}] {reason}")
-        if not self._files.num_batches(0):
+        if not self._catalog.num_batches(0):
             text = "rank={rank} has no batch of {samples} samples of world_size={world_size}, batch_size={batch_size}, drop_last={drop_last}"
             raise ValueError(f"{text.format_map(self._batch_arguments)}; use a smaller batch_size or world_size")
 
@@ -281,12 +281,12 @@ class Loader(Generic[T]):
     @property
     def total_samples(self) -> int:
         """Number of samples of an epoch, over all ranks."""
-        return len(self._files)
+        return len(self._catalog)
 
     @property
     def total_bytes(self) -> int:
         """Size in bytes of all samples of an epoch, over all ranks."""
-        return self._files.nbytes()
+        return self._catalog.nbytes()
 
     @property
     def classes(self) -> list[str]:
@@ -309,7 +309,7 @@ class Loader(Generic[T]):
         self.close()
         epochs = self._progress.begin_loop()
         self._num_loops = loop = self._num_loops + 1
-        self._reader = reader = self._files.begin(epochs.stop, self._progress.position)
+        self._reader = reader = self._catalog.begin(epochs.stop, self._progress.position)
         batches: Iterator[tuple[Any, Position]] = iter(lambda: self._next_batch(reader), None)
         runner = None
         if (function := self._map) is not None:
@@ -355,7 +355,7 @@ class Loader(Generic[T]):
         self._failures.update(dict.fromkeys(failures))
         labels = raw.labels
         if labels is None and self._has_labels:
-            labels = self._files.labels([sample for sample, *_ in raw.parts])
+            labels = self._catalog.labels([sample for sample, *_ in raw.parts])
             if self._label_by_class is not None:
                 labels = [self._label_by_class[name] for name in labels]
         is_last = raw.index_in_epoch + 1 == self._num_batches(raw.epoch)
@@ -365,12 +365,12 @@ class Loader(Generic[T]):
     def _num_batches(self, epoch: int) -> int:
         """Returns the number of batches of `epoch`, cached."""
         if epoch not in self._batch_counts:
-            self._batch_counts[epoch] = self._files.num_batches(epoch)
+            self._batch_counts[epoch] = self._catalog.num_batches(epoch)
         return self._batch_counts[epoch]
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        return self._files.fingerprint()  # Hashes the names and lengths of all samples.
+        return self._catalog.fingerprint()  # Hashes the names and lengths of all samples.
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last batch of the loop, as numbers and text, for a checkpoint.

@@ -115,7 +115,7 @@ impl Supply for ArenaSupply {
             if take_idle() {
                 return Err(AttemptError::FoundIdle);
             }
-            if search.releasable_blocks > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
+            if search.givable_blocks > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
                 drop(books);
                 search.give_oldest();
                 continue;

@@ -42,7 +42,7 @@ pub(super) struct Search<'pool> {
     pool: &'pool dyn PoolView,
     commit: CommitSize,
     /// Idle blocks that may still be released.
-    pub(super) releasable_blocks: u64,
+    pub(super) givable_blocks: u64,
     has_swept: bool,
     /// Set once nothing else has served the request: a plan may then release regions, which waits for the device.
     may_release_regions: bool,
@@ -66,7 +66,7 @@ impl ArenaSupply {
             calls,
             pool,
             commit: if matches!(calls, SlowCalls::WithoutAcquire(_)) { CommitSize::Nothing } else { CommitSize::Ample },
-            releasable_blocks: pool.idle_buffers(),
+            givable_blocks: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
             claim_refusal: None,
@@ -126,9 +126,9 @@ impl ArenaSupply {
         search.pool.sweep_in_flight();
         let idle_bytes = search.pool.idle_bytes();
         if !std::mem::replace(&mut search.has_swept, true) {
-            search.releasable_blocks = search.pool.idle_buffers();
+            search.givable_blocks = search.pool.idle_buffers();
         }
-        if search.releasable_blocks > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
+        if search.givable_blocks > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
             search.give_oldest();
             return true;
         }
@@ -255,7 +255,7 @@ impl ArenaSupply {
 impl Search<'_> {
     /// Releases the block that has been idle longest, unless another thread was faster.
     pub(super) fn give_oldest(&mut self) {
-        self.releasable_blocks -= 1;
+        self.givable_blocks -= 1;
         self.pool.give_oldest(EvictionReason::Reclaimed);
     }
 }

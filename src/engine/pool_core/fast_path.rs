@@ -166,8 +166,8 @@ impl ThreadShard<'_> {
 }
 
 impl Block<PoolCore> {
-    /// Returns the buffer to its pool: to the shard in an entry that the buffer is open to, or to the shard of another thread that took
-    /// the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
+    /// Puts the buffer back: into the shard in an entry that the buffer is open to, or into the shard of another thread that
+    /// took the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
         // `put_to_second_pool_or_remote` is a tail call, so this function need not save registers for it.
@@ -180,8 +180,8 @@ impl Block<PoolCore> {
     }
 }
 
-/// Returns `block`, which is not open to the shard in the first entry: to the shard in the second, to another thread's shard, or by the slow
-/// path.
+/// Puts back a block that is not open to the shard in the first entry. Tries the shard in the second entry, then another thread's
+/// shard, then the slow path.
 #[inline(never)]
 fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
     // SAFETY: as in `Block::put`.
@@ -195,7 +195,7 @@ fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
     }
 }
 
-/// Returns `block`, which another thread took, to that thread's shard, if the pool has an entry and the return has nothing else to
+/// Puts `block`, which another thread took, into that thread's shard, if the pool has an entry and the return has nothing else to
 /// do. Writes only the header of the block, which is on a cache line that the next hit needs anyway.
 fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     let pool = Arc::as_ptr(block.pool());

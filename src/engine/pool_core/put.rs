@@ -35,7 +35,7 @@ impl CopyKeeper for PoolCore {
 }
 
 impl Block {
-    /// Returns the buffer with all checks. Devices may use it until the copies recorded on it have completed. In a forked child
+    /// Puts the buffer back with all checks. Devices may use it until the copies recorded on it have completed. In a forked child
     /// the block leaks.
     #[inline(never)]
     pub(super) fn put_slow(mut self) {
@@ -60,7 +60,7 @@ impl Block {
 }
 
 impl PoolCore {
-    /// Returns `block` for its user. Devices may use it until all `fences` have completed.
+    /// Puts `block` back for its user. Devices may use it until all `fences` have completed.
     pub(in crate::engine) fn put_after(&self, block: Block, fences: Fences) {
         self.record_put(&block, true);
         self.begin_flight(block, fences);

@@ -86,8 +86,7 @@ fn each_rank_has_its_own_limit_under_any_launcher_prefix() {
         let first = random.random_range(0..runs.len());
         let chosen: Vec<_> =
             (0..ranks).map(|_| if log % 2 == 0 { random.random_range(0..runs.len()) } else { first }).collect();
-        let lines: Vec<_> = chosen.iter().map(|&run| &runs[run]).collect();
-        let found = summary(&merged(&lines, prefix, &mut random));
+        let found = summary(&merged(&chosen.iter().map(|&run| &runs[run]).collect::<Vec<_>>(), prefix, &mut random));
         for (rank, &run) in chosen.iter().enumerate() {
             // A run may be of several pools, or starts.
             let expected = limits(&alone[run], None);

@@ -55,6 +55,14 @@ _library: ctypes.CDLL | None = None
 _installed: Pool | None = None
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # Another thread of the parent may hold the lock.
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> Pool:
     """Serves torch's pinned memory from a pool, and returns the pool.
 

@@ -92,8 +92,7 @@ impl Program {
     }
 
     fn get_of(&mut self, pool: usize, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
-        let get = self.pools[pool].tagged(tag).get_async(len);
-        let mut asked: Asked = (thread, Box::pin(get));
+        let mut asked: Asked = (thread, Box::pin(self.pools[pool].tagged(tag).get_async(len)));
         let polled = Self::poll(&mut asked);
         if polled.is_none() {
             self.asked.push(asked);
