@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder().build()?;
     // With a GPU: cudarc's stream and slice.
     let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(BATCH_BYTES));
-    // The channel limits the number of filled batches, and so the memory of the loop.
+    // The channel limits the number of filled batches, and thereby the memory in use.
     let (filled, to_copy) = sync_channel::<pinpool::Result<PinnedBuf>>(8);
 
     for thread in 0..THREADS {

@@ -1,5 +1,6 @@
-//! The pool in an asynchronous runtime: two tasks on one worker thread. One task fills buffers; the other copies them to a device and
-//! awaits each copy. Neither blocks the thread: a task is woken when its request is served or its copy completes.
+//! The pool in an asynchronous runtime: two tasks on one worker thread. One task fills buffers; the other copies them to a device
+//! and awaits each copy. Neither blocks the thread, since `main` starts the pool before: a task is woken when its request is
+//! served or its copy completes.
 
 #![allow(clippy::print_stdout)] // The example prints its result.
 
@@ -23,7 +24,7 @@ async fn fill(pool: Pool, filled: Sender<PinnedBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Copies each batch, and copies its first byte back.
+/// Copies each batch to the device and back, and returns the first byte of each.
 async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
     let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(BATCH_BYTES));
     let mut first_bytes = Vec::new();
@@ -39,6 +40,9 @@ async fn copy(pool: Pool, mut to_copy: Receiver<PinnedBuf>) -> Result<Vec<u8>> {
 #[tokio::main(flavor = "multi_thread", worker_threads = 1)]
 async fn main() -> Result<()> {
     let pool = Pool::builder().build()?;
+    // Starts the driver, if there is one, on a thread that may block.
+    let to_start = pool.clone();
+    tokio::task::spawn_blocking(move || to_start.start()).await?;
     let (filled, to_copy) = channel(4);
     let filling = tokio::spawn(fill(pool.clone(), filled));
     let copying = tokio::spawn(copy(pool.clone(), to_copy));

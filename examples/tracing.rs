@@ -1,6 +1,6 @@
 //! The log lines of the pool in `tracing`: its bridge for the `log` crate receives them. The name of the pool is in brackets.
 //!
-//! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the owners of
+//! `cargo run --example tracing` prints, among others, `INFO ... pool[loader] created: preset=adaptive ...`, a `WARN` with the holders of
 //! the memory when a request fails, and the totals at the end.
 
 #![allow(clippy::print_stdout)] // The example prints its result.

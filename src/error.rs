@@ -6,10 +6,10 @@ use std::{fmt, io};
 use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
 use pinpool_os::format::{Size, Time};
 
-/// Result of the fallible calls of this crate.
+/// Result of this crate's fallible calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call of the pool failed.
+/// Why a pool call failed.
 ///
 /// The text is for people and may change. Code should branch on the `is_...` methods. The content is boxed so that a
 /// `Result<PinnedBuf, Error>` is small.
@@ -66,6 +66,8 @@ pub(crate) enum ErrorKind {
     Unavailable { what: String, why: String },
     #[error("{name}={value}: {why}")]
     Setting { name: &'static str, value: String, why: String },
+    #[error("unknown setting {name}; {advice}")]
+    UnknownSetting { name: String, advice: String },
     #[error("invalid argument: {why}")]
     Argument { why: String },
     #[error("invalid stream or event: {why}")]
@@ -110,15 +112,18 @@ macro_rules! predicates {
 predicates! {
     /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
     is_invalid_request, Request = Length | Alignment | Argument | Handle;
-    /// Returns whether one of these holds: the request does not fit within the limit of the pool (`PINPOOL_MAX_BYTES`), of its
-    /// partition, or of pools that share one (`auto`, `PINPOOL_LEDGER`); earlier requests are waiting; or a driver call did not
-    /// return within the wait of an async request.
+    /// Returns whether the request failed because:
+    ///
+    /// - it does not fit within the limit of its partition, of the pool (`PINPOOL_MAX_BYTES`), or of several pools
+    ///   (`auto`, `PINPOOL_LEDGER`),
+    /// - earlier requests are waiting,
+    /// - a driver call did not return within the wait of an async request.
     is_limit, Limit = Limit | Timeout | Late;
     /// Returns whether the driver or the kernel refused, or the chosen backend is not available.
     is_backend, Backend = Backend | Unavailable;
     /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks, or
     /// whether a shared limit cannot be joined.
-    is_setting, Setting = Setting;
+    is_setting, Setting = Setting | UnknownSetting;
     /// Returns whether a copy was refused before anything was enqueued.
     is_copy_refused, Copy = Copy;
     /// Returns whether memory has no address on a device, since it was not pinned for it.
@@ -166,10 +171,14 @@ impl Error {
         }
     }
 
-    /// Returns the variable of the wrong setting, such as `PINPOOL_MAX_BYTES`. For a setting without a variable this is the
-    /// name of the setting, and for an unknown setting `setting`. `None` if the error is about something else.
-    pub fn setting(&self) -> Option<&'static str> {
-        if let ErrorKind::Setting { name, .. } = *self.0 { Some(name) } else { None }
+    /// Returns the variable of the wrong or unknown setting, such as `PINPOOL_MAX_BYTES`. For a setting without a variable this is
+    /// the name of the setting. `None` if the error is about something else.
+    pub fn setting(&self) -> Option<&str> {
+        match &*self.0 {
+            ErrorKind::Setting { name, .. } => Some(name),
+            ErrorKind::UnknownSetting { name, .. } => Some(name),
+            _ => None,
+        }
     }
 
     /// Returns the error's text; if a request found no memory, also the largest holders, one per line.
@@ -198,10 +207,12 @@ impl Error {
 
     /// Returns the first of these setting errors, extended by the names of the other wrong settings; `None` if there are no errors.
     pub(crate) fn first_of(errors: Vec<Self>) -> Option<Self> {
-        let mut names: Vec<_> = errors.iter().filter_map(Self::setting).collect();
-        names.dedup();
-        let mut first = errors.into_iter().next()?;
-        if let (ErrorKind::Setting { why, .. }, [_, others @ ..]) = (&mut *first.0, &names[..])
+        let mut errors = errors.into_iter();
+        let mut first = errors.next()?;
+        let names = errors.as_slice().iter().filter_map(Self::setting);
+        let mut others: Vec<_> = names.filter(|&name| Some(name) != first.setting()).collect();
+        others.dedup();
+        if let ErrorKind::Setting { why, .. } | ErrorKind::UnknownSetting { advice: why, .. } = &mut *first.0
             && !others.is_empty()
         {
             *why += &format!("; also wrong: {}", others.join(", "));
@@ -283,7 +294,7 @@ pub struct SourceError {
 pub enum Retry {
     /// As soon as another call or a stream capture ends.
     Soon,
-    /// When memory or a quota is free again.
+    /// When memory or quota becomes available again.
     Later,
     /// Never: the arguments or a limit of the process forbid it.
     Never,

@@ -6,7 +6,7 @@
 //!                    └──────────────── the pool ◀────────────┘
 //! ```
 //!
-//! Without a GPU (`cargo add --dev pinpool-testing`; on a GPU pass cudarc's stream and slice):
+//! This example runs without a GPU, with the crate `pinpool-testing`. On a GPU, pass a stream and a slice of cudarc.
 //!
 //! ```
 //! use pinpool::Pool;
@@ -30,8 +30,6 @@
 //! | [`PoolBuilder`] | settings, nearly all also `PINPOOL_*` variables |
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
-//! | the crate `pinpool-shared-buffers` | buffers that worker processes fill |
-//! | the crate `pinpool-testing` | streams and memory without a GPU, as in the example above; a test of a custom [`Source`](source::Source) |
 //!
 //! # Features
 //!
@@ -43,14 +41,19 @@
 //!
 //! # Other crates
 //!
-//! `pinpool-loader` is the reference loader, `pinpool-cli` the tool, `pinpool-metrics` an adapter to the `metrics` facade, and
-//! `pinpool-capi` the C interface.
+//! | crate | contents |
+//! | --- | --- |
+//! | `pinpool-testing` | streams and memory without a GPU, as in the example above; a test of a custom [`Source`](source::Source) |
+//! | `pinpool-shared-buffers` | buffers that worker processes fill |
+//! | `pinpool-loader` | the reference loader |
+//! | `pinpool-metrics` | an adapter to the `metrics` facade |
+//! | `pinpool-cli`, `pinpool-capi`, `pinpool-preload` | the tool, the C interface, and the library for unmodified CUDA programs |
 //!
 //! # Platforms and log
 //!
-//! Linux on x86-64 (aarch64 is type-checked, not tested), Rust 1.88 or newer. On other Unix systems the crate has only the pageable backend `heap` and `Backend::Source`, and no
-//! limits shared by processes. Log records go through the `log` crate. If the program has no logger, each kind of warning about
-//! settings and the machine is printed once to stderr.
+//! Linux on x86-64 (aarch64 is type-checked, not tested), Rust 1.88 or newer. On other Unix systems the crate has only the
+//! pageable backend `heap` and `Backend::Source`, and no limits shared by processes. Log records go through the `log` crate. If
+//! the program has no logger, each kind of warning about settings and the machine is printed once to stderr.
 //!
 //! # Versions
 //!
@@ -90,11 +93,11 @@ pub use backend::{Backend, PinnedBy};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut, TrackedView};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
-pub use config::{HugeTlb, Limit, OnFull, ParseError, Preset, Rounding, SharedLimitName};
+pub use config::{HugeTlb, Limit, OnFull, ParseError, Preset, Rounding, SharedLimitName, StatsSocket};
 pub use copy::completion::{Completion, CompletionFuture};
 pub use error::{Error, Result};
 pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};
-pub use report::{Cause, Diagnosis, Dump, Owner, SuggestedSetting};
+pub use report::{Cause, Diagnosis, Dump, Holder, SuggestedSetting};
 pub use stats::Stats;
 
 /// Checks that there is a CUDA driver, and a device with this ordinal. Call it before cudarc, which panics without a driver.

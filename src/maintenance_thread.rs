@@ -216,7 +216,7 @@ impl MaintenanceThread {
     pub(crate) fn remove(&'static self, pool: *const ()) {
         let mut schedule = self.schedule.lock();
         schedule.pools.retain(|other| !std::ptr::addr_eq(other.as_ptr(), pool));
-        // A call by this thread is not waited for: the pool may have called a log sink or waker that drops the pool's last handle.
+        // A call by this thread is not awaited: the pool may have called a log sink or waker that drops the last handle.
         let is_called = |call: Call| call.address == pool.addr() && call.thread != thread::current().id();
         while let Some(call) = schedule.call.filter(|&call| is_called(call) && !call.is_stuck()) {
             (schedule, _) = self.returned.wait_until(schedule, call.since + STUCK_AFTER);
@@ -241,8 +241,8 @@ impl MaintenanceThread {
     }
 
     /// Makes the thread check the pools immediately. If the thread is stuck in a call, starts a replacement, so that one pool
-    /// does not block the others; the replacement skips the called object until the call returns. If there is no thread, starts
-    /// one only if `may_start` is true.
+    /// does not block other pools; the replacement skips the called object until the call returns. If there is no
+    /// thread, starts one only if `may_start` is true.
     ///
     /// # Errors
     ///
@@ -382,8 +382,8 @@ impl MaintenanceThread {
         self.stopped_us.load(Ordering::Relaxed)
     }
 
-    /// Announces that the calling thread makes calls until the result is dropped. The exit of the process waits briefly for these
-    /// calls. Returns `None` if the process has begun to exit: the caller must then make no call (maint-I2).
+    /// Announces that the calling thread may make calls until the result is dropped. The exit of the process waits briefly for
+    /// these calls. Returns `None` if the process has begun to exit: the caller must then make no call (maint-I2).
     pub(crate) fn enter(&self) -> Option<EnteredCall<'_>> {
         // SeqCst, as the store and load in `stop`: either this thread sees `is_exiting`, or `stop` sees this call.
         self.calling.fetch_add(1, Ordering::SeqCst);
@@ -401,7 +401,7 @@ impl MaintenanceThread {
     }
 }
 
-/// Announced calls of one thread ([`MaintenanceThread::enter`]), which end when this is dropped.
+/// The announced calls of one thread ([`MaintenanceThread::enter`]), which end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct EnteredCall<'thread>(&'thread MaintenanceThread);
 

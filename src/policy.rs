@@ -57,11 +57,11 @@ const LIMIT_DIVISOR: u64 = 4;
 /// small that merging them would not save a granule.
 const KEPT_ALWAYS_BYTES: usize = 256 << 10;
 
-/// Returns whether a returned buffer of `bytes` goes to the arena instead of staying idle (policy-R3). Calls `is_varied` only if
+/// Returns whether a returned buffer of `bytes` goes to the arena instead of staying idle (policy-R3). Calls `sizes_vary` only if
 /// the size alone does not decide.
 #[inline(always)]
-pub(crate) fn goes_to_arena(bytes: usize, is_varied: impl FnOnce() -> bool) -> bool {
-    bytes > KEPT_ALWAYS_BYTES && is_varied()
+pub(crate) fn goes_to_arena(bytes: usize, sizes_vary: impl FnOnce() -> bool) -> bool {
+    bytes > KEPT_ALWAYS_BYTES && sizes_vary()
 }
 
 /// Longest time that a buffer is idle before it returns to the arena (policy-R9). In the replay of 25 workloads, driver time and

@@ -52,7 +52,6 @@ pub use crate::engine::ManualClock;
 pub use crate::policy::{RateCheck, RateWindow};
 pub use crate::report::{Finding, Severity};
 pub use crate::report::{LogSampler, RateCheckReport};
-pub use crate::size_class::Rounding;
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use std::time::Duration;

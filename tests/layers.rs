@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The layers from the top down; modules of one line are equal. `ARCHITECTURE.md` explains them.
+/// The layers from the top down; modules in one row are in the same layer. `ARCHITECTURE.md` explains them.
 const LAYERS: &[&[&str]] = &[
     &["unstable"],
     &["pool"],
@@ -224,7 +224,7 @@ fn after_item(tokens: &[TokenTree], at: usize) -> usize {
     tokens[at..].iter().position(ends).map_or(tokens.len(), |offset| at + offset + 1)
 }
 
-/// Does `pub` or `pub(...)` end here?
+/// Returns whether `before` ends in `pub` or `pub(...)`.
 fn is_public(before: &[TokenTree]) -> bool {
     let before = match before {
         [rest @ .., TokenTree::Group(group)] if group.delimiter() == Delimiter::Parenthesis => rest,

@@ -27,11 +27,11 @@ SIDE, BATCH = 224, 64
 
 
 def make_photos(root, count):
-    """Photos of 500 x 375, noise of several scales."""
+    """Writes photos of 500 x 375 pixels, filled with noise of several scales."""
     import numpy as np
     from PIL import Image
 
-    rng, different = np.random.default_rng(1), []
+    rng, jpegs = np.random.default_rng(1), []
     for _ in range(min(count, 32)):
         whole = np.zeros((375, 500, 3))
         for scale, strength in ((4, 80), (16, 60), (64, 35), (256, 14)):
@@ -41,11 +41,11 @@ def make_photos(root, count):
                 whole[..., channel] += np.asarray(layer)
         file = io.BytesIO()
         Image.fromarray(np.clip(whole + 128, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=88)
-        different.append(file.getvalue())
+        jpegs.append(file.getvalue())
     (root / "photos").mkdir()
     archives = [tarfile.open(root / f"{shard}.tar", "w") for shard in range(4)]
     for number in range(count):
-        data = different[number % len(different)]
+        data = jpegs[number % len(jpegs)]
         (root / "photos" / f"{number:06}.jpg").write_bytes(data)
         info = tarfile.TarInfo(f"{number:06}.jpg")
         info.size = len(data)
@@ -54,7 +54,7 @@ def make_photos(root, count):
         archive.close()
 
 
-def pillow(file):
+def decode_with_pillow(file):
     import numpy as np
     from PIL import Image
 
@@ -69,10 +69,10 @@ class Photos:
         return len(self.paths)
 
     def __getitem__(self, index):
-        return pillow(self.paths[index])
+        return decode_with_pillow(self.paths[index])
 
 
-# Each returns a function that returns the batches of one epoch.
+# Each of the following functions returns a function that returns the batches of one epoch.
 
 
 def torch_loader(root, workers, collate=None):
@@ -85,7 +85,7 @@ def torch_loader(root, workers, collate=None):
 def shared_collate(root, workers):
     import pinpool
 
-    shared = pinpool.SharedPool(BATCH * SIDE * SIDE * 3, 2 * workers + 3, library="numpy")
+    shared = pinpool.SharedPool(BATCH * SIDE * SIDE * 3, 2 * workers + 2, library="numpy")
     loader = torch_loader(root, workers, shared.collate)()
     return lambda: shared.batches(loader)
 
@@ -96,7 +96,7 @@ def webdataset_loader(root, workers):
 
     shards = sorted(str(path) for path in Path(root).glob("*.tar"))
     dataset = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
-    dataset = dataset.map(lambda sample: pillow(io.BytesIO(sample["jpg"]))).batched(BATCH, collation_fn=default_collate)
+    dataset = dataset.map(lambda sample: decode_with_pillow(io.BytesIO(sample["jpg"]))).batched(BATCH, collation_fn=default_collate)
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
     return lambda: loader
 
@@ -155,18 +155,22 @@ def main():
         before = os.getloadavg()[0]
         for _ in range(arguments.rounds):
             for name, results in rounds.items():
-                done = subprocess.run([sys.executable, __file__, *sys.argv[1:], f"--folder={folder}", f"--measure={name}"], capture_output=True, text=True)
+                done = subprocess.run(
+                    [sys.executable, __file__, *sys.argv[1:], f"--folder={folder}", f"--measure={name}"], capture_output=True, text=True
+                )
                 if done.returncode == 0:
                     results.append(json.loads(done.stdout.splitlines()[-1]))
                 elif not results:
                     print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-    print(f"{arguments.images} photos, {arguments.epochs} epochs, {arguments.workers} workers, load {before:.1f} to {os.getloadavg()[0]:.1f}, {arguments.rounds} rounds")
+    print(
+        f"{arguments.images} photos, {arguments.epochs} epochs, {arguments.workers} workers, load {before:.1f} to {os.getloadavg()[0]:.1f}, {arguments.rounds} rounds"
+    )
     print("| loader | first epoch, samples/s | steady | steady, ratio | CPU s per 1000 |\n| --- | ---: | ---: | ---: | ---: |")
     baseline = [result["steady"] for result in rounds[next(iter(rounds))]]
     for name, results in rounds.items():
         if results:
             first, steady, cpu = (statistics.median(result[key] for result in results) for key in ("first", "steady", "cpu"))
-            ratio = statistics.median(result["steady"] / base for result, base in zip(results, baseline))
+            ratio = statistics.median(result["steady"] / base for result, base in zip(results, baseline, strict=True))
             print(f"| {name} | {first:,.0f} | {steady:,.0f} | {ratio:.2f} | {1000 * cpu / arguments.images / arguments.epochs:.2f} |")
 
 

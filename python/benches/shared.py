@@ -152,11 +152,14 @@ def main():
                 print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
     assert len({result["sum"] for rounds in results.values() for result in rounds}) == 1, "all loaders give the same bytes"
     load, cores = os.getloadavg()[0], os.cpu_count()
-    print(f"{arguments.workers} workers, {arguments.batches} batches of {arguments.megabytes} MiB, {cores} cores, load {load:.1f}; median of {arguments.rounds}")
+    print(
+        f"{arguments.workers} workers, {arguments.batches} batches of {arguments.megabytes} MiB, {cores} cores, load {load:.1f}; median of {arguments.rounds}"
+    )
     print("| loader | GB/s | CPU s | of the trainer | copied by the trainer | pinned by |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
     for name, rounds in results.items():
         if rounds:
+
             def median(key, rounds=rounds):
                 return statistics.median(result[key] for result in rounds)
 

@@ -89,7 +89,7 @@ def main() -> int:
             for rows in samples.iter_batches(batch_size=BATCH):
                 # Pinned memory: copy it to the GPU here, then call pinpool.record_stream(batch, stream).
                 batch = np.stack(list(rows["data"]), out=pool.empty((len(rows["data"]), SAMPLE), np.uint8))
-                for key, data, length in zip(rows["key"], batch, rows["length"]):
+                for key, data, length in zip(rows["key"], batch, rows["length"], strict=True):
                     digests[str(key)] = hashlib.sha256(data[:length]).hexdigest()
                 delivered.update(map(str, rows["key"]))
                 workers.update(rows["worker"].tolist())
@@ -103,7 +103,7 @@ def main() -> int:
     twice = [key for key, times in delivered.items() if times > 1]
     print(f"{len(delivered)} samples of {len(shards)} shards from {len(workers)} worker processes", end="")
     print(f", one of them killed ({killed})" if killed else "")
-    print(f"pinned by {pool.backend}, {pool.stats()['memory']['in_use']} buffers in use")
+    print(f"pinned by {pool.pinned_by or 'nothing'}, {pool.stats()['memory']['in_use']} buffers in use")
     if twice:
         print(f"{len(twice)} samples came more than once, the first: {twice[0]}", file=sys.stderr)
         return 1

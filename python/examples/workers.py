@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The workers of torch's DataLoader write batches directly into pinned memory.
 
-    pip install './python[torch]'
-    python python/examples/workers.py --workers 4
+pip install './python[torch]'
+python python/examples/workers.py --workers 4
 """
 
 import argparse

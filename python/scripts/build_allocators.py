@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "python/pinpool/torch"
-SOURCE, OUT = PACKAGE / "host_allocator.cpp", PACKAGE / "prebuilt"
+SOURCE = PACKAGE / "host_allocator.cpp"
 #: The libraries of torch that an allocator uses. torch has loaded them at run time.
 LIBRARIES = ("c10", "torch_cpu")
 #: A variable that newer libstdc++ headers read, and that glibc 2.28 lacks.
@@ -65,10 +65,12 @@ def compile_allocator(minor, include, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--headers", type=Path, default=Path(os.environ.get("PINPOOL_TORCH_WHEELS", "target/torch")), help="folder for torch's headers")
+    parser.add_argument(
+        "--headers", type=Path, default=Path(os.environ.get("PINPOOL_TORCH_WHEELS", "target/torch")), help="folder for torch's headers"
+    )
     parser.add_argument("--only", metavar="MINOR", help="one minor version, as 2.11")
     parser.add_argument("--include", type=Path, help="its headers")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=Path("target/prebuilt"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.include is not None:

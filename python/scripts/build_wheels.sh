@@ -19,7 +19,10 @@ else
     build+=(--compatibility linux)
 fi
 
-python3 scripts/build_allocators.py
+# Removed at the end, because every later build from this clone would contain these files.
+prebuilt=python/pinpool/torch/prebuilt
+trap 'rm -rf "$prebuilt"' EXIT
+python3 scripts/build_allocators.py --out "$prebuilt"
 
 rm -rf dist
 read -ra pythons <<<"${PYTHONS:-python3 python3.14t python3.13t}"

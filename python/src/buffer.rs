@@ -36,12 +36,7 @@ impl Buffer {
 
 fn record(py: Python<'_>, memory: &Memory, stream: &Bound<'_, PyAny>) -> PyResult<()> {
     let stream = stream::Stream::of(stream)?;
-    py.detach(|| {
-        stream
-            .fence(memory.traits.device)
-            .or_else(|unfenced| memory.quarantine(unfenced))
-            .and_then(|fence| memory.record(fence))
-    })
+    py.detach(|| memory.record_stream(stream))
 }
 
 /// Records `stream` on the buffer that contains `address`, and returns the address of the buffer; None if there is none.

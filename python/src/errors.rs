@@ -41,7 +41,7 @@ pub(crate) fn with_text<T: PyErrArguments + 'static>(error: &Error, text: T) -> 
 }
 
 /// Returns the exception for an error of shared memory.
-pub(crate) fn for_shared(error: &pinpool_shared_buffers::Error) -> PyErr {
+pub(crate) fn shared_exception(error: pinpool_shared_buffers::Error) -> PyErr {
     let text = error.to_string();
     match error.pool_error() {
         Some(_) if error.is_backend() => python::SharedError::new_err(text),

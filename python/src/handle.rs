@@ -33,7 +33,7 @@ impl PoolHandle {
     }
 
     pub(crate) fn traits(&self) -> &Arc<PoolTraits> {
-        // The backend first: it starts the pool, which chooses the device of its settings.
+        // The backend is queried first: that starts the pool, which chooses the device in its settings.
         let of = |pool: &Pool| Arc::new(PoolTraits::of(pool.stats().backend, pool.config()));
         self.traits.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }

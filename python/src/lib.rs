@@ -14,6 +14,7 @@
 //! | `dlpack` | DLPack structures |
 //! | `shared` | buffers that worker processes fill |
 //! | `stream` | fences on streams of other libraries |
+//! | `fences` | several fences as one, and the return of a buffer after them |
 //! | `torch` | the functions through which torch's host allocator uses a pool |
 //! | `wait` | a request that an asyncio task awaits |
 //! | `decode` | decoders of the loader |
@@ -40,6 +41,7 @@ mod buffer;
 mod decode;
 mod dlpack;
 mod errors;
+mod fences;
 mod handle;
 mod interrupts;
 mod labels;
@@ -56,23 +58,17 @@ mod without_gil;
 #[pymodule(gil_used = false)]
 mod _pinpool {
     #[pymodule_export]
-    use super::arguments::_seconds;
-    #[pymodule_export]
-    use super::buffer::{_record_stream, Buffer};
-    #[pymodule_export]
-    use super::decode::Decoder;
-    #[pymodule_export]
-    use super::lines::{_lines_after_fork, _set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines};
-    #[pymodule_export]
-    use super::loader::{_parse_bytes, Reader, SampleCatalog};
-    #[pymodule_export]
-    use super::pool::Pool;
-    #[pymodule_export]
-    use super::shared::{SharedBuffer, SharedPoolCore, SharedWorker};
-    #[pymodule_export]
-    use super::torch::{_free_torch_functions, _host_memory, _torch_functions};
-    #[pymodule_export]
-    use super::wait::PendingRequest;
+    use super::{
+        arguments::_seconds,
+        buffer::{_record_stream, Buffer},
+        decode::Decoder,
+        lines::{_set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines},
+        loader::{_parse_bytes, Reader, SampleCatalog},
+        pool::Pool,
+        shared::{SharedBuffer, SharedPoolCore, SharedWorker},
+        torch::{_free_torch_functions, _host_memory, _torch_functions},
+        wait::PendingRequest,
+    };
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

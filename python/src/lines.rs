@@ -4,10 +4,11 @@
 //! dedicated thread, where no lock of the pool is held.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use pinpool_os::fork::PerProcess;
 use pyo3::prelude::*;
 
 use crate::without_gil::{is_ending, set_ending};
@@ -28,21 +29,10 @@ struct Lines {
     is_waiting: AtomicBool,
 }
 
-/// The queue of this process, which is never freed. A forked child creates another queue, because a thread of the parent may
-/// hold the lock of this one.
-static LINES: AtomicPtr<Lines> = AtomicPtr::new(std::ptr::null_mut());
+/// The queue of this process.
+static LINES: PerProcess<Lines> = PerProcess::new(Lines::default);
 
 impl Lines {
-    fn replace() {
-        LINES.store(Box::leak(Box::default()), Ordering::Release);
-    }
-
-    #[allow(unsafe_code)]
-    fn of_process() -> Option<&'static Self> {
-        // SAFETY: the pointer is null, or was leaked by `replace` and is never freed.
-        unsafe { LINES.load(Ordering::Acquire).as_ref() }
-    }
-
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +72,7 @@ impl Log for ToPython {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let Some(lines) = Lines::of_process() else { return };
+        let lines = LINES.get();
         let text = record.args().to_string();
         // The exception contains this report as well, so it is logged at level debug.
         let is_raised = record.target() == "pinpool::out_of_memory";
@@ -101,12 +91,9 @@ impl Log for ToPython {
     fn flush(&self) {}
 }
 
-/// Creates the queue, once. Lines are kept from then on.
+/// From now on, lines are kept.
 pub(crate) fn start() {
     static LOGGER: ToPython = ToPython;
-    if Lines::of_process().is_none() {
-        Lines::replace();
-    }
     if log::set_logger(&LOGGER).is_ok() {
         log::set_max_level(LevelFilter::Debug);
     }
@@ -125,7 +112,7 @@ fn is_first_thread() -> bool {
 /// Python before 3.14 then ends the thread, which must not be inside a Rust function. So the thread of `pinpool/_log.py`
 /// forwards the lines of other threads.
 pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
-    let are_waiting = Lines::of_process().is_some_and(|lines| lines.is_waiting.load(Ordering::Relaxed));
+    let are_waiting = LINES.get().is_waiting.load(Ordering::Relaxed);
     if are_waiting && is_first_thread() {
         py.import("pinpool._log")?.call_method0("flush")?;
     }
@@ -135,13 +122,13 @@ pub(crate) fn flush(py: Python<'_>) -> PyResult<()> {
 /// The queued lines, without waiting.
 #[pyfunction]
 pub(crate) fn _take_lines() -> Vec<(i32, String)> {
-    Lines::of_process().map_or_else(Vec::new, Lines::take)
+    LINES.get().take()
 }
 
 /// Waits until there are lines; False once the interpreter exits.
 #[pyfunction]
 pub(crate) fn _wait_for_lines(py: Python<'_>) -> bool {
-    let Some(lines) = Lines::of_process() else { return false };
+    let lines = LINES.get();
     py.detach(|| {
         let mut queue = lines.queue();
         while queue.lines.is_empty() && !is_ending() {
@@ -154,7 +141,7 @@ pub(crate) fn _wait_for_lines(py: Python<'_>) -> bool {
 /// Called when the interpreter exits. From now on lines are dropped, and nothing calls Python.
 #[pyfunction]
 pub(crate) fn _stop_lines() {
-    let Some(lines) = Lines::of_process() else { return set_ending() };
+    let lines = LINES.get();
     let queue = lines.queue();
     set_ending();
     drop(queue);
@@ -165,12 +152,4 @@ pub(crate) fn _stop_lines() {
 #[pyfunction]
 pub(crate) fn _set_keeps_trace(keeps_trace: bool) {
     log::set_max_level(if keeps_trace { LevelFilter::Trace } else { LevelFilter::Debug });
-}
-
-/// Called in a forked child.
-#[pyfunction]
-pub(crate) fn _lines_after_fork() {
-    if Lines::of_process().is_some() {
-        Lines::replace();
-    }
 }

@@ -61,7 +61,7 @@ pub struct Reader {
     labels: Option<Arc<Labels>>,
 }
 
-/// Runs `call` on a dedicated thread and checks for signals meanwhile. An interrupt raises `stop` and waits for the thread.
+/// Runs `call` on a dedicated thread and checks for signals meanwhile. An interrupt sets `stop` and waits for the thread.
 fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -> T + Send) -> PyResult<T> {
     thread::scope(|scope| {
         let (send, mut done) = mpsc::sync_channel(1);
@@ -119,10 +119,9 @@ impl SampleCatalog {
         labels: Option<(String, Py<PyAny>)>,
         decode: Vec<(Vec<String>, PyRef<'_, Decoder>)>,
     ) -> PyResult<Self> {
-        let this_rank = Rank::new(rank, world_size);
-        let this_rank = this_rank.ok_or_else(|| {
-            PyValueError::new_err(format!("rank must be less than world_size={world_size}, not {rank}"))
-        })?;
+        let Some(this_rank) = Rank::new(rank, world_size) else {
+            return Err(PyValueError::new_err(format!("rank must be less than world_size={world_size}, not {rank}")));
+        };
         let options = LoadOptions {
             batch_samples: NonZeroU64::new(batch_size),
             batch_bytes: NonZeroU64::new(batch_bytes),
@@ -196,22 +195,22 @@ impl SampleCatalog {
         self.catalog.samples().get(sample).map(|sample| sample.len_bytes)
     }
 
-    fn names(&self, samples: Vec<usize>) -> Vec<String> {
-        samples.into_iter().map(|sample| self.catalog.name(sample)).collect()
+    fn names(&self, indices: Vec<usize>) -> Vec<String> {
+        indices.into_iter().map(|sample| self.catalog.name(sample)).collect()
     }
 
-    fn labels(&self, samples: Vec<usize>) -> Vec<String> {
-        samples.into_iter().map(|sample| self.catalog.label(sample).into_owned()).collect()
+    fn labels(&self, indices: Vec<usize>) -> Vec<String> {
+        indices.into_iter().map(|sample| self.catalog.label(sample).into_owned()).collect()
     }
 
     /// The undecoded fields of each sample: name, first byte in its part of a batch, end.
-    fn fields(&self, samples: Vec<usize>) -> Vec<Vec<(String, u64, u64)>> {
+    fn fields(&self, indices: Vec<usize>) -> Vec<Vec<(String, u64, u64)>> {
         let fields = |sample: usize| {
             let sample = self.catalog.samples().get(sample).into_iter();
             let fields = sample.flat_map(|sample| sample.kept_fields(&self.options.decode));
             fields.map(|(name, bytes)| (name.to_owned(), bytes.start, bytes.end)).collect()
         };
-        samples.into_iter().map(fields).collect()
+        indices.into_iter().map(fields).collect()
     }
 
     /// Number of batches of an epoch.

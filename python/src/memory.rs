@@ -16,14 +16,16 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use pinpool::copy::{CopyStream, Fence};
+use pinpool::copy::Fence;
 use pinpool::unstable::{config::Config, fast_path};
 use pinpool::{OnFull, PinnedBuf, PinnedBy, Preset};
+use pinpool_os::fork::PerProcess;
 use pyo3::exceptions::PyBufferError;
 use pyo3::{PyErr, PyResult};
 
 use crate::errors::{ReleasedError, exception};
-use crate::stream::Unfenced;
+use crate::fences::{UnknownEnd, put_after};
+use crate::stream::{Stream, Unfenced};
 use crate::without_gil::without_gil;
 
 /// The properties of the pool of a Python buffer, and how many of its buffers the program has.
@@ -37,7 +39,7 @@ pub(crate) struct PoolTraits {
     moves_lists_only: bool,
     may_fall_back: bool,
     /// Whether a stream was recorded on a buffer of this pool. From then on, requests and returns may call the driver.
-    /// Copies of torch and of a `SharedPool` over the same pool do not set it, so a request may query them with the GIL.
+    /// Copies of torch's blocks and of a `SharedPool` over the same pool do not set it: a request may query them with the GIL.
     has_streams: AtomicBool,
     /// Number of buffers that the program has not returned.
     pub(crate) unreturned: AtomicUsize,
@@ -110,34 +112,45 @@ struct State {
 
 /// Buffers by address, to find the buffer of an array or tensor.
 ///
-/// Locked only by threads that are attached to the interpreter, and never during a call to Python, so no other thread holds the
-/// lock when the process forks.
-static VIEWED: Mutex<Viewed> = Mutex::new(Viewed { buffers: BTreeMap::new(), sweep_above: 64 });
+/// A forked child has another list, because a thread of the parent may hold the lock.
+static VIEWED: PerProcess<Mutex<Viewed>> = PerProcess::new(|| {
+    let of_parent = VIEWED.get_inherited().and_then(|viewed| viewed.try_lock().ok());
+    let inherited = of_parent.map(|viewed| viewed.buffers.clone()).unwrap_or_default();
+    Mutex::new(Viewed { inherited, ..Viewed::default() })
+});
 
-/// Buffers that have or had views.
+/// Buffers that have or had views. Buffers that have not been returned do not overlap.
+#[derive(Default)]
 struct Viewed {
-    /// Length and buffer, by the address of the first byte. If there are more than `sweep_above`, dropped buffers are removed.
-    buffers: BTreeMap<usize, (usize, Weak<Memory>)>,
+    /// Buffers by the address of the first byte. If there are more than `sweep_above`, dropped buffers are removed.
+    buffers: BTreeMap<usize, Weak<Memory>>,
     sweep_above: usize,
+    /// The parent's buffers. Their addresses may belong to buffers of this process by now.
+    inherited: BTreeMap<usize, Weak<Memory>>,
 }
 
 impl Viewed {
     fn lock() -> MutexGuard<'static, Self> {
-        VIEWED.lock().unwrap_or_else(PoisonError::into_inner)
+        VIEWED.get().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn insert(&mut self, memory: &Arc<Memory>) {
-        self.buffers.insert(memory.address, (memory.len, Arc::downgrade(memory)));
-        if self.buffers.len() > self.sweep_above {
-            self.buffers.retain(|_, (_, memory)| memory.strong_count() > 0);
-            self.sweep_above = 64.max(2 * self.buffers.len());
+        self.buffers.insert(memory.address, Arc::downgrade(memory));
+        if self.buffers.len() > self.sweep_above.max(64) {
+            self.buffers.retain(|_, memory| memory.strong_count() > 0);
+            self.sweep_above = 2 * self.buffers.len();
         }
     }
 
-    /// Returns the last buffer before `end` that contains `address`.
-    fn containing(&self, address: usize, end: usize) -> Option<Arc<Memory>> {
-        let before = self.buffers.range(..end).rev();
-        before.filter(|(first, (len, _))| address - **first < *len).find_map(|(_, (_, memory))| memory.upgrade())
+    /// Returns the last buffer before `end`. Removes dropped buffers that are in the way.
+    fn last_before(&mut self, end: usize) -> Option<Arc<Memory>> {
+        loop {
+            let (&address, memory) = self.buffers.range(..end).next_back()?;
+            if let Some(memory) = memory.upgrade() {
+                return Some(memory);
+            }
+            self.buffers.remove(&address);
+        }
     }
 }
 
@@ -233,7 +246,7 @@ impl Memory {
         self.usable().map(drop)
     }
 
-    /// Counts another view, until [`end_view`](Memory::end_view). The caller must be attached to the interpreter.
+    /// Counts another view, until [`end_view`](Memory::end_view).
     pub(crate) fn begin_view(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
         if state.views == 0 {
@@ -249,8 +262,7 @@ impl Memory {
         self.return_if_unused(state);
     }
 
-    /// Marks the buffer as exposed: from now on, only dropping the last reference returns it. The caller must be attached to
-    /// the interpreter.
+    /// Marks the buffer as exposed: from now on, only dropping the last reference returns it.
     pub(crate) fn expose(self: &Arc<Self>) -> PyResult<()> {
         let mut state = self.usable()?;
         state.is_exposed = true;
@@ -258,35 +270,54 @@ impl Memory {
         Ok(())
     }
 
-    /// Finds the buffer that contains `address` and has or had views. The caller must be attached to the interpreter.
+    /// Finds the buffer that contains `address` and has or had views.
     pub(crate) fn containing(address: usize) -> Option<Arc<Self>> {
         let mut end = address.checked_add(1)?;
+        let has_address = |memory: &Arc<Self>| address - memory.address < memory.len;
         loop {
-            let memory = Viewed::lock().containing(address, end)?;
+            let found = Viewed::lock().last_before(end);
+            let Some(memory) = found else { break };
             if memory.state().buf.is_some() {
-                return Some(memory);
+                if has_address(&memory) {
+                    return Some(memory);
+                }
+                break;
             }
             // The buffer that was found has been returned, and its memory may be part of another buffer.
             end = memory.address;
         }
+        // A parent's buffer, for the error that says so. A thread of the parent may have held its lock at the fork.
+        let inherited = Viewed::lock().inherited.range(..=address).next_back()?.1.upgrade()?;
+        (has_address(&inherited) && inherited.state.try_lock().is_ok()).then_some(inherited)
     }
 
-    /// Delays the return until the work before `fence` has completed.
-    pub(crate) fn record(&self, fence: Arc<dyn Fence>) -> PyResult<()> {
+    /// Delays the return until the work enqueued on `stream` so far has completed.
+    pub(crate) fn record_stream(&self, stream: Stream) -> PyResult<()> {
+        let earlier = self.unreturned()?.streams.clone();
+        let fence = stream.fence(self.traits.device).or_else(|unfenced| self.quarantine(unfenced))?;
+        self.record(fence, &earlier)
+    }
+
+    /// Delays the return until the work before `fence` has completed. The fences in `earlier` were recorded before `fence`, which
+    /// therefore replaces the fence of its stream. A fence that another thread has recorded meanwhile may be a later one.
+    fn record(&self, fence: Arc<dyn Fence>, earlier: &[Arc<dyn Fence>]) -> PyResult<()> {
         let mut state = self.unreturned()?;
         self.traits.has_streams.store(true, Ordering::Relaxed);
-        if state.streams.len() >= STREAMS_UNCHECKED {
+        let (stream, is_long) = (fence.stream_id(), state.streams.len() >= STREAMS_UNCHECKED);
+        state.streams.retain(|each| {
+            let is_of_stream = stream.is_some() && each.stream_id() == stream;
+            let is_replaced = is_of_stream && earlier.iter().any(|earlier| Arc::ptr_eq(earlier, each));
             // A failed fence is kept, because its work may still run.
-            state.streams.retain(|earlier| !matches!(earlier.is_complete(), Ok(true)));
-        }
+            !(is_replaced || is_long && matches!(each.is_complete(), Ok(true)))
+        });
         state.streams.push(fence);
         Ok(())
     }
 
     /// Prevents any reuse of the memory if the stream may have work, because the end of the work is unknown. Returns the error.
-    pub(crate) fn quarantine<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
+    fn quarantine<T>(&self, Unfenced { error, may_run }: Unfenced) -> PyResult<T> {
         if may_run {
-            self.record(Arc::new(UnknownEnd(error.to_string())))?;
+            self.record(Arc::new(UnknownEnd(error.to_string())), &[])?;
         }
         Err(error)
     }
@@ -332,60 +363,14 @@ impl Drop for Memory {
 }
 
 /// Returns a buffer to its pool after the work on `streams`.
-fn put(buf: Option<PinnedBuf>, mut streams: Vec<Arc<dyn Fence>>, traits: &PoolTraits) {
+fn put(buf: Option<PinnedBuf>, streams: Vec<Arc<dyn Fence>>, traits: &PoolTraits) {
     let Some(buf) = buf else { return };
     // Relaxed: the count guards no other memory.
     traits.unreturned.fetch_sub(1, Ordering::Relaxed);
-    let last = streams.pop();
-    match last {
-        None if traits.keeps_gil_on_return(&buf) => drop(buf),
-        None => without_gil(move || drop(buf)),
-        // The pool logs a failure and does not reuse the memory.
-        Some(last) => without_gil(move || drop(buf.release_after(&AllFences { last, others: streams }))),
-    }
-}
-
-/// The fence of work that ends at an unknown time.
-#[derive(Debug)]
-struct UnknownEnd(String);
-
-// SAFETY: the fence never reports completion.
-#[allow(unsafe_code)]
-unsafe impl Fence for UnknownEnd {
-    fn is_complete(&self) -> pinpool::Result<bool> {
-        Err(pinpool::Error::device_failed(self.0.clone()))
-    }
-
-    fn wait(&self) -> pinpool::Result<()> {
-        self.is_complete().map(drop)
-    }
-}
-
-/// The fences of several streams, combined into one.
-#[derive(Debug, Clone)]
-pub(crate) struct AllFences {
-    pub(crate) last: Arc<dyn Fence>,
-    pub(crate) others: Vec<Arc<dyn Fence>>,
-}
-
-// SAFETY: the fence completes after all recorded fences.
-#[allow(unsafe_code)]
-unsafe impl CopyStream for AllFences {
-    fn record_fence(&self) -> pinpool::Result<Arc<dyn Fence>> {
-        Ok(if self.others.is_empty() { self.last.clone() } else { Arc::new(self.clone()) })
-    }
-}
-
-// SAFETY: the fence completes when all of its fences, which fulfil the contract, have completed.
-#[allow(unsafe_code)]
-unsafe impl Fence for AllFences {
-    fn is_complete(&self) -> pinpool::Result<bool> {
-        let mut fences = self.others.iter().chain([&self.last]);
-        fences.try_fold(true, |are_complete, fence| Ok(are_complete && fence.is_complete()?))
-    }
-
-    fn wait(&self) -> pinpool::Result<()> {
-        self.others.iter().chain([&self.last]).try_for_each(|fence| fence.wait())
+    if streams.is_empty() && traits.keeps_gil_on_return(&buf) {
+        drop(buf);
+    } else {
+        without_gil(move || put_after(buf, streams));
     }
 }
 

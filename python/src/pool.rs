@@ -167,7 +167,7 @@ impl Pool {
             builder = builder.name(text("name", name)?);
         }
         let (arguments, device) = (py.import("pinpool._arguments")?, py.import("pinpool._device")?);
-        let preferred = device.call_method0("launcher_device")?.extract().ok();
+        let preferred = device.call_method0("default_device_of_rank")?.extract().ok();
         builder = builder.unstable_settings(|extra| extra.default_device = preferred);
         for (name, value) in settings.into_iter().flatten() {
             let name: String = name.extract()?;
@@ -186,7 +186,7 @@ impl Pool {
     /// Args:
     ///     nbytes: length in bytes, or text such as "64MiB".
     ///     timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms". With 0 the call may still wait for
-    ///         driver calls of other threads (up to 0.1 s). Overrides `wait`.
+    ///         other threads' driver calls (up to 0.1 s). Overrides `wait`.
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -347,17 +347,17 @@ impl Pool {
         self.call(py, |pool| pool.maintain())
     }
 
-    /// Changes the limit: a size, "auto", or None or "none" for no limit. Buffers in use stay valid.
+    /// Changes the limit: a size, "auto", or "none" for no limit. Buffers in use stay valid.
     ///
     /// Raises:
     ///     RequestError, SettingError, TypeError: the limit is invalid.
     ///     ForkError: as for `get`.
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
-        let limit = match max_bytes.str()?.to_string().trim().to_ascii_lowercase().as_str() {
+        let limit = match max_bytes.extract::<String>().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
             "auto" => Limit::Auto,
-            "none" => Limit::Unlimited, // Also the text of None.
+            "none" => Limit::Unlimited,
             _ => Limit::Bytes(size("max_bytes", max_bytes).map_err(|error| {
-                PyErr::from_type(error.get_type(py), format!("{}, \"auto\", or None for no limit", error.value(py)))
+                PyErr::from_type(error.get_type(py), format!("{}, \"auto\", or \"none\" for no limit", error.value(py)))
             })? as u64),
         };
         self.call(py, |pool| pool.set_max_bytes(limit))?.map_err(|error| exception(&error))

@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
-use crate::errors::{ClosedError, ReleasedError, TimeoutError, for_shared};
+use crate::errors::{ClosedError, ReleasedError, TimeoutError, shared_exception};
 use crate::interrupts::wait_interruptibly;
 use crate::lines;
 use crate::memory::{Memory, PoolTraits};
@@ -52,7 +52,7 @@ impl SharedPoolCore {
             outcome
         });
         lines::flush(py)?;
-        outcome.map_err(|error| for_shared(&error))
+        outcome.map_err(shared_exception)
     }
 }
 
@@ -70,7 +70,7 @@ impl SharedPoolCore {
         let hugetlb = hugetlb.map_or(HugeTlb::Auto, |is_on| if is_on { HugeTlb::Of2MiB } else { HugeTlb::Off });
         let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, num_buffers, hugetlb));
         lines::flush(py)?;
-        let shared = made.map_err(|error| for_shared(&error))?;
+        let shared = made.map_err(shared_exception)?;
         let traits = Arc::new(PoolTraits::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
         Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), traits })
     }
@@ -80,15 +80,14 @@ impl SharedPoolCore {
     }
 
     fn receive(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<Buffer> {
-        let buf = self.call(py, |shared| shared.receive(&Ticket::from_bytes(ticket)?))?;
-        Ok(self.received(buf))
+        Ok(self.received(self.call(py, |shared| shared.receive(&Ticket::from_bytes(ticket)?))?))
     }
 
-    /// The oldest unreceived buffer and its number; None after `timeout` seconds.
+    /// The oldest unreceived buffer and its `user_data`; None after `timeout` seconds.
     fn receive_next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
         let timeout = timeout.map(seconds).transpose()?;
         // Each step takes the shared pool again, so that `close` takes effect.
-        let next = |wait| self.shared()?.receive_next(wait).map_err(|error| for_shared(&error));
+        let next = |wait| self.shared()?.receive_next(wait).map_err(shared_exception);
         let next = wait_interruptibly(py, timeout, next)??;
         Ok(next.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
     }
@@ -159,7 +158,7 @@ impl SharedWorker {
         }
         // SAFETY: the descriptor is borrowed for this call only, and the kernel refuses a closed descriptor.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
-        let worker = buffers::SharedWorker::attach(own).map_err(|error| for_shared(&error))?;
+        let worker = buffers::SharedWorker::attach(own).map_err(shared_exception)?;
         Ok(Self { worker })
     }
 
@@ -174,9 +173,9 @@ impl SharedWorker {
                 ended => ended.map(Some),
             }
         })?;
-        let has_waited = timeout != Some(Duration::ZERO);
+        let waited = timeout != Some(Duration::ZERO);
         let served = served.map_err(|error| {
-            if error.is_limit() && has_waited { TimeoutError::new_err(error.to_string()) } else { for_shared(&error) }
+            if error.is_limit() && waited { TimeoutError::new_err(error.to_string()) } else { shared_exception(error) }
         })?;
         // `wait_interruptibly` has no timeout, so there is a buffer or an error.
         let buf = served.unwrap_or_else(|| unreachable!("it waits until the request ends"));
@@ -244,17 +243,17 @@ impl SharedBuffer {
     /// Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
     ///
     /// Args:
-    ///     number: an int from 0 to 2**64 - 1 with any meaning; `SharedPool.receive_next` returns it with the buffer.
+    ///     user_data: an int from 0 to 2**64 - 1 with any meaning; `SharedPool.receive_next` returns it with the buffer.
     ///
     /// Raises:
     ///     BufferError: the buffer has views, which could change what the trainer reads.
     ///     ReleasedError: the buffer was sent or released before.
     ///     TrainerUnavailableError: the trainer has ended, has closed the shared pool, or is ending a loop over `batches`. The
     ///         buffer becomes free.
-    #[pyo3(signature = (number=0))]
-    fn send<'py>(&self, py: Python<'py>, number: u64) -> PyResult<Bound<'py, PyBytes>> {
+    #[pyo3(signature = (user_data=0))]
+    fn send<'py>(&self, py: Python<'py>, user_data: u64) -> PyResult<Bound<'py, PyBytes>> {
         let buf = self.take()?;
-        let ticket = buf.send(number).map_err(|error| for_shared(&error))?;
+        let ticket = buf.send(user_data).map_err(shared_exception)?;
         Ok(PyBytes::new(py, &ticket.to_bytes()))
     }
 

@@ -22,9 +22,9 @@ pub(crate) struct Unfenced {
 /// A stream that the caller has passed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stream {
-    handle: usize,
+    pub(crate) handle: usize,
     /// Ordinal of the GPU, if the object has it.
-    device: Option<u32>,
+    pub(crate) device: Option<u32>,
 }
 
 fn handle(value: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -70,7 +70,7 @@ impl Stream {
         let stream = unsafe { raw(self.handle) };
         let stream = match self.device {
             Some(device) => stream.on_device(device),
-            None => stream.on_device_without_context(pool_device),
+            None => stream.or_on_device(pool_device),
         };
         stream.record_fence().map_err(|error| {
             let may_run = !error.is_backend();

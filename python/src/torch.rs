@@ -17,11 +17,12 @@ use pinpool::{PinnedBuf, Pool};
 use pyo3::prelude::*;
 
 use crate::errors::BackendError;
-use crate::memory::AllFences;
+use crate::fences::put_after;
+use crate::memory::Memory;
 
-/// `PINPOOL_TORCH_NO_MEMORY` in that file.
+/// `PINPOOL_TORCH_NO_MEMORY` in `host_allocator.cpp`.
 const NO_MEMORY: c_int = 1;
-/// `PINPOOL_TORCH_FAILED` in that file.
+/// `PINPOOL_TORCH_FAILED` there.
 const FAILED: c_int = 2;
 
 #[repr(C)]
@@ -36,6 +37,9 @@ struct Totals {
     pin: Timed,
     unpin: Timed,
 }
+
+// `host_allocator.cpp` checks the same size.
+const _: () = assert!(size_of::<Totals>() == 15 * size_of::<i64>());
 
 #[repr(C)]
 struct Timed {
@@ -71,6 +75,7 @@ struct Functions {
     trim: unsafe extern "C" fn(*const Pool),
     totals: unsafe extern "C" fn(*const Pool, *mut Totals),
     is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
+    record: unsafe extern "C" fn(*const c_void, *const Stream) -> c_int,
 }
 
 /// The memory of the cgroup or machine in bytes, and where that number comes from; `None` if the system does not report it.
@@ -90,7 +95,7 @@ pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<
         let text = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(text));
     }
-    let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing };
+    let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing, record };
     Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
 }
 
@@ -130,7 +135,7 @@ unsafe extern "C" fn get(
         Ok(Err(error)) => (if error.is_limit() || error.is_backend() { NO_MEMORY } else { FAILED }, error.report()),
         Err(_) => (FAILED, "internal error of pinpool: please report it with the message on standard error".to_owned()),
     };
-    // The text is cut between characters, because torch decodes it.
+    // The text is truncated between characters, because torch decodes it.
     if let Some(end) = (0..error_bytes).rev().find(|&at| report.is_char_boundary(at)) {
         let text = [&report.as_bytes()[..end], b"\0"].concat();
         // SAFETY: the text was truncated to the length of the caller's buffer.
@@ -159,13 +164,9 @@ unsafe extern "C" fn put(block: *mut PinnedBuf, streams: *const Stream, count: u
             // The default target, `_pinpool::torch`, is not forwarded to Python.
             WARNED.call_once(|| log::warn!(target: "pinpool::torch", "{text}: {error}"));
         };
-        let Ok(mut others) = fences.inspect_err(warn) else { return 1 };
+        let Ok(fences) = fences.inspect_err(warn) else { return 1 };
         // SAFETY: `block` is a box from `get` that the caller no longer uses.
-        let buf = unsafe { Box::from_raw(block) };
-        match others.pop() {
-            Some(last) => drop(buf.release_after(&AllFences { last, others })),
-            None => drop(buf),
-        }
+        put_after(*unsafe { Box::from_raw(block) }, fences);
         0
     }));
     // After a panic the buffer may be consumed, so the caller must not use the block again.
@@ -215,6 +216,20 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
     // SAFETY: the caller's stream is live during this call.
     let answer = catch_unwind(AssertUnwindSafe(|| unsafe { stream.as_raw() }.is_capturing()));
     answer.unwrap_or(false).into()
+}
+
+/// Records a copy of memory that torch did not request. Returns whether the memory is in a buffer of a pool.
+///
+/// # Safety
+///
+/// `stream` is a live stream.
+unsafe extern "C" fn record(address: *const c_void, stream: *const Stream) -> c_int {
+    // SAFETY: `stream` is the caller's live stream.
+    let &Stream { handle, device } = unsafe { &*stream };
+    let stream = crate::stream::Stream { handle: handle.addr(), device: device.try_into().ok() };
+    // If it fails, the memory is never reused, which the pool logs when the buffer is released.
+    let record = || Memory::containing(address.addr()).map(|memory| memory.record_stream(stream));
+    catch_unwind(AssertUnwindSafe(record)).is_ok_and(|recorded| recorded.is_some()).into()
 }
 
 fn timed(CallStats { time, .. }: &CallStats) -> Timed {

@@ -88,7 +88,7 @@ impl PendingRequest {
         polled
     }
 
-    /// Leaves the queue. A buffer that was handed over already is passed on to the next request.
+    /// Leaves the queue. A buffer that has already been handed over goes to the next request.
     fn close(&self) {
         let future = self.future().take();
         without_gil(move || drop(future));

@@ -7,7 +7,7 @@ from helpers import heap, run_python
 
 @pytest.fixture
 def pool():
-    """No thread moves the idle buffers of this pool, and its wait only bounds a hang."""
+    """A pool without a maintenance thread. Its long `wait` only bounds how long a failing test hangs."""
     return heap(wait="300s", maintenance_thread=False)
 
 

@@ -1,6 +1,7 @@
 """CuPy and JAX with buffers of a pool."""
 
 import gc
+import importlib
 import sys
 import types
 
@@ -42,13 +43,20 @@ def test_install_for_cupy_makes_a_pool_from_settings(pool, monkeypatch):
     assert made.name == "cupy" and module.installed_pool() is made
     memory = allocators[-1](1000)
     assert (memory.size, in_use(made)) == (1000, 1)
-    assert module.install(pool) is pool is module.installed_pool()
-    with pytest.raises(TypeError, match="not both: max_bytes"):
-        module.install(pool, max_bytes="1MiB")
+    with pytest.raises(pinpool.AlreadyInstalledError, match="uninstall"):
+        module.install(pool)
     module.uninstall()
     assert allocators[-1] == "default" and module.installed_pool() is None
-    # Removed before the undo, which restores only what was there before.
+    with pytest.raises(TypeError, match="not both: max_bytes"):
+        module.install(pool, max_bytes="1MiB")
+    assert module.install(pool) is pool is module.installed_pool()
+    module.uninstall()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    # Removed before monkeypatch's undo, which restores only what existed before.
     del sys.modules["pinpool.cupy"], pinpool.cupy
+    assert not hasattr(pinpool, "cupy")
+    with pytest.raises(ImportError):
+        importlib.import_module("pinpool.cupy")
 
 
 def test_jax_imports_a_buffer_without_a_copy(pool):

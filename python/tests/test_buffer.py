@@ -89,9 +89,10 @@ def test_release_returns_the_memory_and_ends_every_use(pool):
         with pytest.raises(pinpool.ReleasedError, match="100 bytes was released") as caught:
             use(buf)
         assert not isinstance(caught.value, pinpool.ClosedError)
+    assert not issubclass(pinpool.ClosedError, pinpool.ReleasedError)
     with pytest.raises(ValueError):
         buf.record_stream(0)
-    assert pool.get(100).ptr == address, "the memory has the next user"
+    assert pool.get(100).ptr == address, "the memory is reused"
     assert "released" in repr(buf)
 
 
@@ -147,7 +148,7 @@ def test_dlpack_is_host_memory_with_and_without_a_version(pool):
     assert "dltensor_versioned" in repr(buf.__dlpack__(max_version=(1, 0)))
     assert '"dltensor"' in repr(buf.__dlpack__())
     gc.collect()
-    assert buf.num_views == 0, "a capsule that nobody imported ends its view"
+    assert buf.num_views == 0, "a capsule that is never imported ends its view"
     array = np.from_dlpack(buf)
     assert array.ctypes.data == buf.ptr and buf.num_views == 1
     for ask in ({"copy": True}, {"dl_device": (2, 0)}):

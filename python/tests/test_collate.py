@@ -49,7 +49,7 @@ class Box:
 
 
 def of_torch(name):
-    """Tensors of the dtype with this name, of any bits."""
+    """Tensors of the dtype with this name, with arbitrary bits."""
     return [torch.arange(i, i + 8, dtype=torch.uint8).view(getattr(torch, name)) for i in range(2)]
 
 
@@ -281,7 +281,7 @@ def test_a_dropped_packed_batch_frees_its_buffer(pool):
 
 
 class Fresh:
-    """Samples in new memory, each with the number of pages that the kernel has given this process so far."""
+    """Samples in new memory, each with the process's page-fault count so far."""
 
     def __len__(self):
         return 60 * 8

@@ -19,7 +19,7 @@ MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.6, 6
 
 
 def photo(width, height, mode="RGB", seed=0):
-    """Soft shapes, as in a photo."""
+    """An image with soft shapes, as in a photo."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 256, (7, 9, 3), np.uint8)
     return PIL.fromarray(small).resize((width, height), PIL.BICUBIC).convert(mode)
@@ -66,7 +66,7 @@ def test_pixels_equal_those_of_pillow(tmp_path, layout, fit):
     batch = decoded(files, tmp_path, pinpool_loader.ImageDecoder(64, 80, layout=layout, fit=fit))
     images = batch.field("jpg")
     assert images.shape == (len(files), *((3, 64, 80) if layout == "CHW" else (64, 80, 3))) and images.dtype == np.uint8
-    for name, image in zip((name.rpartition("/")[2] for name in batch.names), images):
+    for name, image in zip((name.rpartition("/")[2] for name in batch.names), images, strict=True):
         opened = PIL.open(io.BytesIO(files[name])).convert("RGB")
         expected = opened.resize((80, 64), PIL.BILINEAR) if fit == "stretch" else ImageOps.fit(opened, (80, 64), PIL.BILINEAR)
         expected = np.asarray(expected)
@@ -93,7 +93,8 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
     for batch in batches:
         numbers = [label // 10 for label in batch.labels]
         assert (batch.field("jpg;png") == np.stack([images[number] for number in numbers])).all()
-        assert (batch.field("png") == batch.field("jpg")).all()
+        assert (batch.field("png") == batch.field("jpg")).all() and (batch["png"] == batch.field("png")).all()
+        assert batch["labels"] == batch.labels
         assert [bytes(text) for text in batch.field("txt")] == [b"word" * number for number in numbers]
         sample = batch[0]
         assert sorted(sample) == ["cls", "jpg", "png", "txt"]
@@ -202,7 +203,7 @@ def test_a_directory_of_only_shards_is_opened(tmp_path):
     (tmp_path / "texts").mkdir()
     for name in ("a.json.gz", "b.txt"):
         (tmp_path / "texts" / name).write_bytes(b"x")
-    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).total_samples == 2, "no archive"
+    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).total_samples == 2, "not an archive"
     (tmp_path / "texts" / "c.TAR.GZ").write_bytes(b"x")
     with pytest.raises(ValueError, match="c.TAR.GZ: compressed files are not supported"):
         pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap())
@@ -227,3 +228,4 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_ot
     write_tar(tmp_path / "c.tar", [("0.cls", b"7"), ("0.labels", fields["0.png"])])
     with pytest.raises(ValueError, match="the decoded field 'labels' of this Batch is named like its labels"):
         copied("c.tar", decode={"labels": pinpool_loader.ImageDecoder(2, 2)})
+    assert copied("c.tar", decode={"png;labels": pinpool_loader.ImageDecoder(2, 2)}).keys() == {("png", "labels"), ("labels",)}

@@ -62,7 +62,7 @@ def test_lightning_trains_and_validates_on_every_sample_of_every_epoch(folder, t
     assert checks == [[0, 1, 2, 3], [4, 5, 6, 7]]
     for epoch in range(4):
         seen = [number for is_check, at, samples in model.validated if not is_check and at == epoch for number in samples]
-        assert seen == list(range(SAMPLES)), "the sanity check takes nothing away"
+        assert seen == list(range(SAMPLES)), "the sanity check consumes no samples"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -151,9 +151,11 @@ def test_ranks_under_gloo_do_not_hang(tmp_path, settings):
         out = context.Queue()
         processes = [context.Process(target=worker, args=(rank, world, folder, settings, port, out)) for rank in range(world)]
         try:
-            [process.start() for process in processes]
+            for process in processes:
+                process.start()
             counts = dict(out.get(timeout=300) for _ in range(world))
         finally:
-            [process.kill() for process in processes]
-            [process.join() for process in processes]
+            for process in processes:
+                process.kill()
+                process.join()
         assert len({tuple(each) for each in counts.values()}) == 1 and counts[0]

@@ -11,7 +11,7 @@ SETUP = """
     import numpy as np
     import pinpool, pinpool_loader
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells make background jobs ignore it.
     pool = pinpool.Pool(env=False, backend="heap", max_bytes="8MiB", wait=3600)
     blocked = threading.Event()
 

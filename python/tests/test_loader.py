@@ -147,14 +147,14 @@ def test_a_state_resumes_with_exactly_the_remaining_batches(files, pool, taken):
     next(iter(other))
     other.load_state_dict(state)
     assert contents(other)[: len(rest)] == rest[:14]
-    assert contents(batches) == whole[taken:], "to take a state changes nothing"
+    assert contents(batches) == whole[taken:], "taking a state changes nothing"
 
 
 KEPT = []
 #: Ways to take all batches of one pass.
 LOOPS = {
     "exhaustion": list,
-    "zip": lambda loader: [batch for _, batch in zip(range(len(loader)), loader)],
+    "zip": lambda loader: [batch for _, batch in zip(range(len(loader)), loader, strict=False)],
     "islice": lambda loader: list(itertools.islice(loader, len(loader))),
     "next": lambda loader: [next(batches) for batches in [iter(loader)] for _ in range(len(loader))],
     "kept iterator": lambda loader: KEPT.append(iter(loader)) or [next(KEPT[-1]) for _ in range(len(loader))],
@@ -169,8 +169,13 @@ def test_every_for_is_a_whole_pass_however_the_loop_ends(files, pool, loop, epoc
     loader = load(files, pool, epochs_per_loop=epochs, shuffle=True, **mapped)
     for time in range(3):
         batches = loop(loader)
-        assert [(batch.epoch, batch.index_in_epoch) for batch in batches] == [(time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)]
-        assert all(len({name for batch in batches if batch.epoch == epoch for name in batch.names}) == 20 for epoch in range(time * epochs, (time + 1) * epochs))
+        assert [(batch.epoch, batch.index_in_epoch) for batch in batches] == [
+            (time * epochs + epoch, at) for epoch in range(epochs) for at in range(7)
+        ]
+        assert all(
+            len({name for batch in batches if batch.epoch == epoch for name in batch.names}) == 20
+            for epoch in range(time * epochs, (time + 1) * epochs)
+        )
         state = loader.state_dict()
         assert (state["epoch"], state["index_in_epoch"], state["index_overall"]) == ((time + 1) * epochs, 0, (time + 1) * epochs * 7)
     KEPT.clear()
@@ -194,7 +199,7 @@ def test_after_break_the_next_for_starts_an_epoch(files, pool):
 
 #: Programs in which a second loop begins before the first has ended: the first must not end early without an error.
 SECOND_LOOPS = {
-    "zip": lambda loader: list(zip(loader, loader)),
+    "zip": lambda loader: list(zip(loader, loader, strict=False)),
     "nested": lambda loader: [second for _ in loader for second in loader],
     "nested break": lambda loader: [next(iter(loader)) for _ in loader],
     "thread": lambda loader: threads_that_loop(loader),
@@ -238,7 +243,7 @@ def test_the_first_of_two_loops_at_a_time_is_an_error(files, pool, program, sett
     next(later)
     assert list(first) == [], "`close` ends a loop without an error, also if another loop begins"
     assert len([next(later) for _ in range(6)]) == 6 and len(list(loader)) == 7
-    assert list(later) == [], "nor is a loop an error that has delivered all batches"
+    assert list(later) == [], "a loop that has delivered all batches is not an error either"
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -283,7 +288,7 @@ def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):
     [batch] = load(files, pool, batch_size=20, seed=5)
     assert pickle.loads(pickle.dumps(batch)).rng().random() == batch.rng().random()
     with pinpool_loader.Loader(files, batch_size=3, world_size=2, rank=1, even=True, seed=1, pool=pool) as other:
-        assert next(iter(other)).rng().random() not in first, "ranks have numbers of their own"
+        assert next(iter(other)).rng().random() not in first, "each rank has different random numbers"
 
 
 def test_directories_are_classes(files, pool):
@@ -297,12 +302,15 @@ def test_directories_are_classes(files, pool):
         load(files, pool, label_function=int)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world_size": 2}, {"batch_bytes": 500}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, {"shuffle": True}, {"rank": 1, "world_size": 2}, {"batch_bytes": 500}], ids=str)
 def test_a_state_of_a_different_loader_is_refused(files, pool, settings):
     state = load(files, pool).state_dict()
-    said = {"batch_size": "batch_size=3 in the state, 4 here", "shuffle": "shuffle=False in the state, True here", "rank": "world_size=1 in the state, 2 here", "batch_bytes": "batch_bytes=0 in the state, 500 here"}
+    said = {
+        "batch_size": "batch_size=3 in the state, 4 here",
+        "shuffle": "shuffle=False in the state, True here",
+        "rank": "world_size=1 in the state, 2 here",
+        "batch_bytes": "batch_bytes=0 in the state, 500 here",
+    }
     with pytest.raises(ValueError, match=f"a loader with different batches: .*{said[next(iter(settings))]}"):
         load(files, pool, state=state, **{**settings, "even": "world_size" in settings})
     for wrong in (3, "epoch 3", {"epoch": 0}):
@@ -386,7 +394,7 @@ def test_an_unreadable_file_raises_or_is_skipped(files, pool, broken):
     with pytest.raises(pinpool.LoadError, match=f"08.bin: {said[broken]}.*on_error='skip'") as caught:
         next(batches)
     assert isinstance(caught.value, OSError)
-    assert in_use(pool) == 0, "what was read ahead is back"
+    assert in_use(pool) == 0, "buffers that were read ahead are returned"
     with pytest.raises(pinpool.LoadError):
         list(loader)
 
@@ -394,7 +402,7 @@ def test_an_unreadable_file_raises_or_is_skipped(files, pool, broken):
     assert len(seen) == 7 and len(seen[1]) == 2 and sum(map(len, seen)) == 19
     assert len(seen[1].failures) == len(skipping.failures) == 1 and "08.bin" in skipping.failures[0]
     list(skipping)
-    assert len(skipping.failures) == 1, "named once, however many epochs"
+    assert len(skipping.failures) == 1, "reported once, however many epochs"
 
 
 def test_missing_and_empty_paths_are_named(tmp_path, pool):
@@ -510,7 +518,9 @@ def test_every_sample_arrives_once_by_digest_on_two_ranks_and_after_a_resume(tmp
             (path / name).write_bytes(data)
 
     def ranked(rank, **settings):
-        return pinpool_loader.Loader(path, batch_size=7, shuffle=True, seed=9, rank=rank, world_size=2, even=True, epochs_per_loop=2, pool=pool, **settings)
+        return pinpool_loader.Loader(
+            path, batch_size=7, shuffle=True, seed=9, rank=rank, world_size=2, even=True, epochs_per_loop=2, pool=pool, **settings
+        )
 
     def digests(batches):
         return [(batch.epoch, hashlib.sha256(sample).hexdigest()) for batch in batches for sample in batch]

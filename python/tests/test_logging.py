@@ -11,7 +11,7 @@ from helpers import heap, run_threads, until
 
 def test_lines_reach_the_logger_before_the_call_returns(caplog):
     with caplog.at_level(logging.DEBUG, "pinpool"):
-        heap(name="100%s", max_bytes="8MiB").get(100)  # A percent sign is no format.
+        heap(name="100%s", max_bytes="8MiB").get(100)  # A percent sign is not a format specifier.
         until(lambda: any("acquired:" in text for text in caplog.messages))
     records = [record for record in caplog.records if record.name == "pinpool"]
     start = next(record for record in records if " created: " in record.getMessage())
@@ -20,11 +20,11 @@ def test_lines_reach_the_logger_before_the_call_returns(caplog):
 
 
 def test_a_warning_has_its_level(caplog):
-    # The name has the start of a line that has another level.
+    # The name looks like the start of a record with another level.
     pool = pinpool.Pool(env=False, backend="mlock", max_bytes="4MiB", on_full="pageable", wait=0, name="a] out_of_memory: b")
     held = pool.get("3MiB"), pool.get("3MiB")
     assert pool.stats()["requests"]["pageable"] == 1
-    assert not held[0].is_pinned  # The kernel locks it, no driver does.
+    assert not held[0].is_pinned  # The kernel has locked it, not a driver.
     until(lambda: any(" pageable: " in text for text in caplog.messages))
     assert [r.levelno for r in caplog.records if " pageable: " in r.getMessage()] == [logging.WARNING]
 
@@ -47,7 +47,7 @@ def test_a_raised_error_is_short_and_not_logged(caplog):
 
 
 def test_a_handler_may_use_the_pool_and_lines_of_other_threads_arrive():
-    """No lock of the pool is held while Python is called, so nothing here waits for itself."""
+    """The pool holds no lock while it calls Python, so nothing here deadlocks."""
     seen, pool = [], heap(max_bytes="8MiB", name="handled")
 
     class Uses(logging.Handler):

@@ -71,7 +71,7 @@ def test_a_state_loaded_in_the_loop_applies_to_the_next_one(folder):
     assert next(second) == plain[0]
     first.close()
     second.close()
-    assert list(loading) == plain, "a loop that is over says nothing of the one after it"
+    assert list(loading) == plain, "a finished loop does not affect the next one"
 
 
 def test_a_failure_keeps_its_position_and_the_state_before_it(folder):
@@ -141,7 +141,7 @@ def test_a_pool_of_two_batches_serves_a_loop_that_keeps_one(folder):
 
 def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
     for path in folder.iterdir():
-        path.write_bytes(bytes(16_384))  # A batch is as long as the array of the function, so that memory of one serves the other.
+        path.write_bytes(bytes(16_384))  # A batch is as long as the function's array, so each can reuse the other's memory.
     pool, refused = heap(max_bytes="192KiB", wait="20s"), []
     has_begun = threading.Event()
 

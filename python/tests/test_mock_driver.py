@@ -181,8 +181,8 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
                 except TypeError as error: assert not settings and "no field of this Batch is decoded" in str(error), error
                 else: assert settings
             if settings:
-                assert list(copy[1]) == ["jpg", "png", "labels"] and copy[1]["jpg"] is copy[1]["png"]
-                assert torch.equal(copy[1]["jpg"], torch.from_numpy(batch.field("jpg"))) and copy[1]["labels"].tolist() == batch.labels == [0, 0]
+                assert list(copy[1]) == ["jpg", "labels"]
+                assert torch.equal(copy[1]["jpg"], torch.from_numpy(batch["jpg"])) and copy[1]["labels"].tolist() == batch["labels"] == [0, 0]
                 batch = given = None
                 assert held_back(loader_pool)[:2] == (1, 0)
             let_run(gpu.cuda_stream)
@@ -193,7 +193,11 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
         let_run(gpu.cuda_stream)
         Box = dataclasses.make_dataclass("Box", ["items"])
         assert pinpool.torch.to_device([tensor(), Box(["name", np.array(["text"])])], stream=gpu)[1] == Box(["name", np.array(["text"])])
+        Graph = type("Graph", (), {"to": lambda self, device: self})
+        assert pinpool.torch.to_device([tensor(), Graph], stream=gpu)[1] is Graph, "a class"
         for batch, device, error, said in (
+            ([tensor(), Graph()], "cuda", TypeError, "the tensors of a Graph would not be copied: pass them in a dict"),
+            ([tensor(), Box([Graph()])], "cuda", TypeError, "the tensors of a Box would not be copied: pass them in a dict"),
             ([np.array(["text"]), 7], "cuda", TypeError, "neither a tensor nor a numeric array is in this list"),
             ([tensor(), Box({"x": [np.ones(2)]})], "cuda", TypeError, "the tensors of a Box would not be copied: pass them in a dict"),
             (tensor(), "cuda:0", ValueError, "not on cuda:0"),
@@ -219,17 +223,49 @@ def test_a_refused_stream_keeps_each_buffer_of_a_batch_from_reuse(with_mock_driv
     """)
 
 
+#: Fences are then events.
+WITHOUT_TIMELINES = """
+cuda.mock_driver_fail.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+cuda.mock_driver_fail(b"cuStreamWriteValue32_v2", 1, 1 << 40, 801)
+"""
+
+
 def test_completed_streams_of_a_buffer_are_dropped(with_mock_driver):
-    with_mock_driver("""
-        pool, stream = pool_of(), new_stream()
-        buf = pool.get(SIZE)
-        for _ in range(1000):
-            buf.record_stream(stream)
-            driver("cuStreamSynchronize", ctypes.c_void_p(stream))
-        assert cuda.mock_driver_calls(b"cuEventCreate") < 100
-        buf.release()
-        settled(pool, (0, 0, 1))
-    """)
+    with_mock_driver(
+        WITHOUT_TIMELINES
+        + """
+pool = pool_of()
+buf = pool.get(SIZE)
+for _ in range(1000):
+    stream = new_stream()
+    buf.record_stream(stream)
+    driver("cuStreamSynchronize", ctypes.c_void_p(stream))
+assert cuda.mock_driver_calls(b"cuEventDestroy_v2") > 900
+buf.release()
+settled(pool, (0, 0, 1))
+"""
+    )
+
+
+def test_a_record_replaces_the_earlier_fence_of_its_stream_alone(with_mock_driver):
+    with_mock_driver(
+        WITHOUT_TIMELINES
+        + """
+pool, streams = pool_of(), [new_stream(), new_stream()]
+buf = pool.get(SIZE)
+for stream in streams:
+    hold(stream)
+for stream in streams[:1] + 50 * streams[1:]:
+    buf.record_stream(stream)
+assert cuda.mock_driver_calls(b"cuEventRecord") == 51 and cuda.mock_driver_calls(b"cuEventQuery") == 0, "2 fences need no check"
+buf.release()
+let_run(streams[1])
+driver("cuStreamSynchronize", ctypes.c_void_p(streams[1]))
+assert held_back(pool)[:2] == (1, 0), "the other stream still reads"
+let_run(streams[0])
+settled(pool, (0, 0, 1))
+"""
+    )
 
 
 def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
@@ -251,7 +287,7 @@ def test_memory_is_never_reused_if_no_fence_can_be_recorded(with_mock_driver):
             for call in (lambda buf: buf.release(stream=wrong), lambda buf: buf.record_stream(wrong),
                          lambda buf: with_block(buf, wrong)):
                 buf = pool.get(SIZE)
-                assert buf.ptr not in lost, "memory of refused work is handed out"
+                assert buf.ptr not in lost, "memory is reused although its work was refused"
                 lost.add(buf.ptr)
                 raises(lambda: call(buf), error, text)
                 del buf
@@ -340,13 +376,15 @@ def test_the_interpreter_runs_while_the_first_use_of_a_pool_starts_the_driver(ru
 def test_driver_memory_is_refused_in_a_forked_child(with_mock_driver):
     with_mock_driver("""
         pool = pool_of()
-        buf = pool.get(SIZE)
-        child = os.fork()
-        if child == 0:
-            try: memoryview(buf)
-            except pinpool.ForkError as error: os._exit(7 if "build a new pool after the fork" in str(error) else 2)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        buf, array = pool.get(SIZE), pool.empty(SIZE)
+        for use in (lambda: memoryview(buf), lambda: pinpool.record_stream(array, 0)):
+            child = os.fork()
+            if child == 0:
+                try: use()
+                except pinpool.ForkError as error: os._exit(7 if "build a new pool after the fork" in str(error) else 2)
+                except Exception as error: print(repr(error), flush=True)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert memoryview(buf).nbytes == SIZE
     """)
 
@@ -379,7 +417,7 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
                 copy(buf, stream)
                 buf.record_stream(stream)
             assert on_device(SIZE) == {value}
-        assert cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the numbers that streams write, none for a buffer"
+        assert cuda.mock_driver_calls(b"cuMemHostRegister_v2") == before + 2, "one page for the values that streams write, none for a buffer"
         assert pool.stats()["copies"]["timeline_bytes"] == 4096
         hold(stream)
         buf = shared.receive(shared.get(SIZE).send())
@@ -424,7 +462,7 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
         ("3", "sys.modules['torch'] = None", "pool_of()", 3),
         ("3", "torch(is_initialized=lambda: False)", "pool_of()", 3),
         ("4", "torch(is_initialized=lambda: True, current_device=lambda: 1)", "pool_of()", 1),
-        ("3", "use_gpu(1)", "pool_of()", 1),  # By CuPy, for example: torch may be a CPU build.
+        ("3", "use_gpu(1)", "pool_of()", 1),  # As CuPy may do, for example: torch may be a CPU build.
         ("three", "use_gpu(1)", "pool_of()", 1),
         ("2", "use_gpu(1); use_gpu(2); driver('cuCtxSetCurrent', None)", "pool_of()", 2),
         ("3", "", "used_later(1)", 1),
@@ -432,7 +470,8 @@ def test_shared_memory_is_registered_once_and_buffers_wait_for_their_stream(with
     ],
 )
 def test_a_pool_uses_the_gpu_in_use_or_else_the_gpu_of_the_local_rank(with_mock_driver, rank, setup, call, gpu):
-    with_mock_driver(f"""
+    with_mock_driver(
+        f"""
         import logging, sys, types
         cuda.mock_driver_set_device_count(4)
         lines, logger = [], logging.getLogger("pinpool")
@@ -451,18 +490,23 @@ def test_a_pool_uses_the_gpu_in_use_or_else_the_gpu_of_the_local_rank(with_mock_
         {call}.get(1)
         [line] = [line for line in lines if " created: " in line]
         assert line.partition(" gpu=")[2][0] == "{gpu}", line
-    """, DEFINITIONS)
+    """,
+        DEFINITIONS,
+    )
 
 
 def test_a_pool_without_a_driver_backend_asks_neither_torch_nor_the_driver(with_mock_driver):
-    with_mock_driver("""
+    with_mock_driver(
+        """
         import sys, types
         sys.modules["torch"] = types.SimpleNamespace(Tensor=(), cuda=types.SimpleNamespace(is_initialized=lambda: False))
         os.environ["LOCAL_RANK"] = "3"
         for settings in ({"backend": "heap"}, {"backend": "mlock"}, {"backend": "auto", "preset": "adaptive"}):
             pool_of(**settings)
         assert cuda.mock_driver_calls(b"cuInit") == 0
-    """, DEFINITIONS)
+    """,
+        DEFINITIONS,
+    )
 
 
 def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):

@@ -83,7 +83,7 @@ def test_other_threads_run_during_a_wait_too_short_to_check_for_signals(pool):
     held, seen = pool.get("60MiB"), threading.Event()
     thread = threading.Thread(target=lambda: (until(lambda: pool.stats()["requests"]["waiting"]), seen.set()))
     thread.start()
-    while not seen.is_set() and thread.is_alive():  # The other thread may get no processor during one wait.
+    while not seen.is_set() and thread.is_alive():  # The other thread may not be scheduled during one wait.
         with pytest.raises(pinpool.TimeoutError):
             pool.get("32MiB", timeout=0.09)
     held.release()
@@ -126,11 +126,8 @@ def test_reserve_trim_and_limit(pool):
     assert (pool.backend, pool.pinned_by) == ("heap", None)
     pool.set_max_bytes("16MiB")
     assert pool.stats()["limits"]["max_bytes"] == pool.max_bytes == 16 * MIB
-    for unlimited in ("none", None):
-        pool.set_max_bytes("16MiB")
-        pool.set_max_bytes(unlimited)
-        assert pool.stats()["limits"]["max_bytes"] is pool.max_bytes is None
-    pool.set_max_bytes(pool.max_bytes)
+    pool.set_max_bytes(" None ")
+    assert pool.stats()["limits"]["max_bytes"] is pool.max_bytes is None
     with pytest.raises(pinpool.RequestError, match="not a size"):
         pool.set_max_bytes("some")
 
@@ -159,7 +156,7 @@ def test_a_closed_pool_fails_requests_and_keeps_buffers_valid(pool):
         with pytest.raises(pinpool.ClosedError):
             asyncio.run(close_while_a_task_waits())
         thread.join(300)
-    assert len(errors) == 1 and isinstance(errors[0], pinpool.ReleasedError) and isinstance(errors[0], ValueError)
+    assert len(errors) == 1 and isinstance(errors[0], pinpool.ClosedError) and isinstance(errors[0], ValueError)
     images = pool.tagged("images")
     for request in (pool.get, pool.try_get, pool.empty, pool.reserve, images.get):
         with pytest.raises(pinpool.ClosedError):

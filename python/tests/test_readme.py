@@ -13,21 +13,29 @@ def test_the_example_of_the_main_readme_runs(run_in_subprocess):
     assert out.endswith("1228308480 5242880\n")
 
 
-STREAM = PRELUDE + """
+STREAM = (
+    PRELUDE
+    + """
 import contextlib
 import torch
 torch.Tensor.to = lambda self, *_, **__: self.clone()
 stream = type("Stream", (), {"cuda_stream": new_stream(), "device": torch.device("cuda", 0)})
 torch.cuda.is_available, torch.cuda.current_stream, torch.cuda.stream = lambda: True, lambda *_: stream, contextlib.nullcontext
 """
-DATALOADER = STREAM + """
+)
+DATALOADER = (
+    STREAM
+    + """
 import warnings
 warnings.simplefilter("ignore")  # torch warns if there are fewer cores than workers.
 dataset = torch.utils.data.TensorDataset(torch.arange(200), torch.arange(200) % 10)
 seen = []
 def train(images, labels): seen.extend(zip(images.tolist(), labels.tolist()))
 """
-LOADER = STREAM + """
+)
+LOADER = (
+    STREAM
+    + """
 from PIL import Image
 for number in range(7):
     os.makedirs(f"photos/class{number % 2}", exist_ok=True)
@@ -35,9 +43,13 @@ for number in range(7):
 seen = []
 def train(images, labels): seen.extend((tuple(images.shape), int(label), int(image[0, 0, 0]) % 2) for image, label in zip(images, labels))
 """
-LIGHTNING = STREAM + """
+)
+LIGHTNING = (
+    STREAM
+    + """
 pool = pinpool.Pool()
 """
+)
 AFTER_LIGHTNING = """
 batch = {"images": pool.empty(9, "uint8", library="torch"), "labels": torch.zeros(9), "masks": (torch.empty(0), "name")}
 hold(stream.cuda_stream)
@@ -60,14 +72,14 @@ BLOCKS = [
 
 
 @pytest.mark.skipif(MOCK_DRIVER is None, reason="the mock driver is not built")
-@pytest.mark.parametrize("at", range(len(BLOCKS)))
-def test_the_other_examples_of_the_readmes_run(at, run_in_subprocess, tmp_path, monkeypatch):
-    needs, before, after, said = BLOCKS[at]
-    for module in needs.split():
+@pytest.mark.parametrize("index", range(len(BLOCKS)))
+def test_the_other_examples_of_the_readmes_run(index, run_in_subprocess, tmp_path, monkeypatch):
+    modules, setup, teardown, expected_output = BLOCKS[index]
+    for module in modules.split():
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    out, _ = run_in_subprocess(before + EXAMPLES[at] + after, env=mock_driver_environment(tmp_path))
-    assert out.endswith(said)
+    out, _ = run_in_subprocess(setup + EXAMPLES[index] + teardown, env=mock_driver_environment(tmp_path))
+    assert out.endswith(expected_output)
 
 
 def test_each_block_of_the_readmes_is_run():
@@ -81,7 +93,7 @@ def test_the_example_of_the_readme_has_ten_lines():
 
 
 def anchors(text):
-    """Of the headings of a page, as GitHub makes them."""
+    """Returns the anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

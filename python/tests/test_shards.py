@@ -143,7 +143,18 @@ def test_a_pickled_batch_is_a_full_copy(shards, pool, labels):
     with pinpool_loader.Loader(shards, batch_size=7, pool=pool, label_field=labels) as loader:
         for batch in loader:
             copied = pickle.loads(pickle.dumps(batch))
-            for name in ("names", "labels", "sample_indices", "sample_offsets", "buffer_offsets", "epoch", "index_in_epoch", "index_overall", "failures", "nbytes"):
+            for name in (
+                "names",
+                "labels",
+                "sample_indices",
+                "sample_offsets",
+                "buffer_offsets",
+                "epoch",
+                "index_in_epoch",
+                "index_overall",
+                "failures",
+                "nbytes",
+            ):
                 assert getattr(copied, name) == getattr(batch, name), name
             assert [bytes(view) for view in copied] == [bytes(view) for view in batch]
             assert [sorted(fields) for fields in copied.samples] == [sorted(fields) for fields in batch.samples]

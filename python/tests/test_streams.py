@@ -11,6 +11,13 @@ import pinpool
 import pinpool_loader
 from helpers import in_use
 
+
+class OtherBatch:
+    @property
+    def buffer(self):
+        raise RuntimeError("properties of unknown objects are not read")
+
+
 has_driver = ctypes.util.find_library("cuda") is not None
 
 
@@ -66,7 +73,7 @@ def test_record_stream_finds_the_buffer_of_an_array(pool, tmp_path):
     for other in (np.zeros(3), np.zeros(3)[1:], memoryview(b"abc"), None, 7, [np.zeros(3)], (array.copy(), [1, 2])):
         with pytest.raises(TypeError, match="is not in a pool buffer: pass an array from pool.empty"):
             pinpool.record_stream(other, 0)
-    for unknown in ([np.zeros(3), object()], {"path": pathlib.Path("a")}, object()):
+    for unknown in ([np.zeros(3), object()], {"path": pathlib.Path("a")}, object(), OtherBatch()):
         for missing_ok in (False, True):
             with pytest.raises(TypeError, match="is not in a pool buffer"):
                 pinpool.record_stream(unknown, 0, missing_ok=missing_ok)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers import run_python
+from mock_driver import MOCK_DRIVER, PRELUDE, mock_driver_environment
 
 SUPPORT, SCRIPTS = Path(__file__).parent / "support", Path(__file__).parents[1] / "scripts"
 REQUIRED = os.environ.get("PINPOOL_REQUIRE_TORCH") == "1"
@@ -28,14 +29,14 @@ FOUND = {
 if not all(FOUND.values()) and not REQUIRED:
     pytest.skip(f"SKIPPED: not installed: {', '.join(name for name, found in FOUND.items() if not found)}", allow_module_level=True)
 
-PREAMBLE = f'''
+PREAMBLE = f"""
 import ctypes, sys, threading
 sys.path.insert(0, {str(SUPPORT)!r})
 from host_probe import Probe
 import pinpool, pinpool.torch
 probe = Probe()
 MIB = 1 << 20
-'''
+"""
 
 
 def run(code, **environment):
@@ -65,7 +66,7 @@ def test_blocks_come_from_the_pool_and_return_to_it():
     """)
 
 
-def test_a_full_pool_is_torchs_out_of_memory_error_with_the_remedy():
+def test_a_full_pool_raises_torchs_out_of_memory_error_with_a_remedy():
     run("""
         pool = pinpool.torch.install(max_bytes="4MiB", backend="heap", on_full="error", wait="0")
         held = probe.allocate(3 * MIB)
@@ -108,7 +109,7 @@ def test_a_refused_install_leaves_no_pool():
         probe.raise_priority()
         refused("higher priority")
         until(lambda: any("pool[refused] closed" in line for line in lines))
-        assert sum("pool[refused] created" in line for line in lines) == 1, "none for the first refusal"
+        assert sum("pool[refused] created" in line for line in lines) == 1, "no pool is created for the first refusal"
     """)
 
 
@@ -124,6 +125,25 @@ def test_a_freed_block_waits_for_the_streams_that_used_it():
         print(probe.calls())
     """)
     assert calls.split("\n")[:2] == ["get 1000", "put 0:101 1:102"]
+
+
+@pytest.mark.skipif(MOCK_DRIVER is None, reason="the mock driver is not built")
+def test_a_copy_of_a_tensor_from_another_pool_is_recorded(tmp_path):
+    code = """
+        pool, shared, stream = pool_of(), pinpool.SharedPool(SIZE, 2, pool=pool_of()), new_stream()
+        tensor, received = pool.empty(SIZE, "uint8", library="torch"), memoryview(shared.receive(shared.get(SIZE).send()))
+        addresses = tensor[10:].data_ptr(), np.asarray(received).ctypes.data + 10
+        pinpool.torch.install(pool_of())
+        hold(stream)
+        assert all(probe.record_event(address, None, stream=stream - 100) for address in addresses)
+        del tensor, received
+        assert held_back(pool)[0] == held_back(shared)[0] == 1 == shared.counts()["free"]
+        let_run(stream)
+        settled(pool, (0, 0, 1))
+        settled(shared, (0, 0, 0))
+        assert shared.counts()["free"] == 2
+    """
+    run(PRELUDE + textwrap.dedent(code), LD_LIBRARY_PATH=mock_driver_environment(tmp_path)["LD_LIBRARY_PATH"])
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_persistent_workers_free_buffers_after_a_break(shared):
                 break
         workers |= {worker.pid for worker in loader._iterator._workers}
     del batch
-    assert len(workers) == 2, "they are the same in each epoch"
+    assert len(workers) == 2, "the workers are the same in each epoch"
     assert numbers(shared.batches(loader)) == list(range(50))
     until(lambda: free(shared) == 9)
 
@@ -156,7 +156,7 @@ def test_keeping_too_many_batches_fails_immediately_but_not_at_the_end(shared, w
 
 
 def test_the_error_for_keeping_too_many_batches_does_not_wait_for_workers(shared, monkeypatch):
-    """torch joins each worker for up to 5 s and then kills it, so workers that wait for a buffer must fail before."""
+    """torch joins each worker for up to 5 s and then kills it, so workers that wait for a buffer must fail earlier."""
     statuses = []
     shutdown = _MultiProcessingDataLoaderIter._shutdown_workers
 
@@ -188,9 +188,7 @@ def test_seeds_are_those_of_torch(shared, method):
     def drawn():
         # The seeds of an epoch's workers come from this generator.
         generator = torch.Generator().manual_seed(5)
-        loader = DataLoader(
-            Drawn(), batch_size=1, num_workers=2, generator=generator, multiprocessing_context=method, collate_fn=shared.collate
-        )
+        loader = DataLoader(Drawn(), batch_size=1, num_workers=2, generator=generator, multiprocessing_context=method, collate_fn=shared.collate)
         return [batch[0].tolist() for _epoch in range(2) for batch in shared.batches(loader)]
 
     rows = drawn()

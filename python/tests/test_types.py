@@ -14,6 +14,7 @@ import sys
 import pytest
 
 import pinpool
+import pinpool_loader
 from readme_examples import examples
 
 PYTHON = pathlib.Path(__file__).parents[1]
@@ -32,9 +33,10 @@ def test_the_stubs_have_every_method_every_setting_and_the_same_docstrings():
         for name in public:
             assert ast.get_docstring(declared[name]) == inspect.getdoc(getattr(kind, name)) != None, name  # noqa: E711
     names = ["name", "env", *pinpool.Pool._setting_names()]
-    fields = [node for node in classes["_PoolSettings"].body if isinstance(node, ast.AnnAssign)]
-    assert [field.target.id for field in fields] == list(inspect.signature(pinpool.Pool).parameters) == names
+    assert list(pinpool.PoolSettings.__annotations__) == list(inspect.signature(pinpool.Pool).parameters) == names
     assert re.findall(r"^    (\w+): ", inspect.getdoc(pinpool.Pool).partition("Args:")[2].partition("Raises:")[0], re.M) == names
+    of_loader = list(inspect.signature(pinpool_loader.Loader).parameters)
+    assert [name for name in of_loader if name not in ("paths", "map")] == list(pinpool_loader._loader._Settings.__annotations__)
 
 
 USE = """
@@ -65,10 +67,24 @@ alarms: list[str] = [name for name, diagnosis in pinpool.diagnose().items() if d
 print(len(batches), tensor.shape)
 """
 #: Each line is a mistake that a type checker finds.
-MISTAKES = ["batch.labls", "batch.feild('jpg')", "batch.index_in_epoch.upper()", "length.upper()", "loader.state()", "tensor.shap", "pinpool.Loader", "pinpool_loader.Loader('x', batchsize=4)", "pinpool.record_stream(tensor, 'main')", "pinpool_loader.ImageDecoder(8)", "pinpool.Pool(max_byts=1)", "pinpool.torch.install(max_byts=1)", "pinpool.torch.install(wait=[])"]
+MISTAKES = [
+    "batch.labls",
+    "batch.feild('jpg')",
+    "batch.index_in_epoch.upper()",
+    "length.upper()",
+    "loader.state()",
+    "tensor.shap",
+    "pinpool.Loader",
+    "pinpool_loader.Loader('x', batchsize=4)",
+    "pinpool.record_stream(tensor, 'main')",
+    "pinpool_loader.ImageDecoder(8)",
+    "pinpool.Pool(max_byts=1)",
+    "pinpool.torch.install(max_byts=1)",
+    "pinpool.torch.install(wait=[])",
+]
 
 
-def checked(tmp_path, command, files, has_sources="site-packages" not in pinpool.__file__):
+def run_checker(tmp_path, command, files, has_sources="site-packages" not in pinpool.__file__):
     sources = {"MYPYPATH": str(PYTHON / "python")} if has_sources else {}  # Otherwise the installed package is checked.
     done = subprocess.run([sys.executable, "-m", *command, *files], capture_output=True, text=True, env=os.environ | sources, cwd=tmp_path)
     return done.returncode, done.stdout + done.stderr
@@ -76,7 +92,12 @@ def checked(tmp_path, command, files, has_sources="site-packages" not in pinpool
 
 def programs(tmp_path):
     given = "from typing import Any\n\ndataset: Any\n\ndef train(images: Any, labels: Any) -> None: ...\n\n"
-    texts = {"use": USE, "main": examples("README.md")[0], "python": examples("python/README.md")[2], "dataloader": given + examples("python/README.md")[0]}
+    texts = {
+        "use": USE,
+        "main": examples("README.md")[0],
+        "python": examples("python/README.md")[2],
+        "dataloader": given + examples("python/README.md")[0],
+    }
     texts["mistakes"] = USE + "\n".join(MISTAKES) + "\n"
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -84,9 +105,9 @@ def programs(tmp_path):
     return [*correct, *map(str, sorted(PYTHON.glob("examples/*.py")))], str(tmp_path / "mistakes.py")
 
 
-def mistakes_found(said, pattern):
+def mistakes_found(output, pattern):
     first = len(USE.splitlines()) + 1
-    lines = {int(line) for line in re.findall(pattern, said)}
+    lines = {int(line) for line in re.findall(pattern, output)}
     return [mistake for number, mistake in enumerate(MISTAKES) if first + number in lines]
 
 
@@ -95,13 +116,13 @@ def test_the_packages_the_examples_and_a_use_of_what_is_public_pass_mypy_strict(
     pytest.importorskip("torch")
     correct, wrong = programs(tmp_path)
     strict = ["mypy", "--strict", "--ignore-missing-imports", f"--cache-dir={tmp_path / 'cache'}"]
-    status, said = checked(tmp_path, strict, ["-p", "pinpool", "-p", "pinpool_loader"], has_sources=True)
-    assert status == 0, said
+    status, output = run_checker(tmp_path, strict, ["-p", "pinpool", "-p", "pinpool_loader"], has_sources=True)
+    assert status == 0, output
     flags = [*strict[1:], "--follow-imports=silent"]
-    status, said = checked(tmp_path, ["mypy", *flags], correct)
-    assert status == 0, said
-    status, said = checked(tmp_path, ["mypy", *flags], [wrong])
-    assert mistakes_found(said, r"mistakes.py:(\d+): error") == MISTAKES, said
+    status, output = run_checker(tmp_path, ["mypy", *flags], correct)
+    assert status == 0, output
+    status, output = run_checker(tmp_path, ["mypy", *flags], [wrong])
+    assert mistakes_found(output, r"mistakes.py:(\d+): error") == MISTAKES, output
 
 
 def test_pyright_finds_the_same_mistakes(tmp_path):
@@ -109,12 +130,12 @@ def test_pyright_finds_the_same_mistakes(tmp_path):
     pytest.importorskip("torch")
     correct, wrong = programs(tmp_path)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(PYTHON / "python")], "pythonPlatform": "Linux"}))
-    status, said = checked(tmp_path, ["pyright", "--pythonpath", sys.executable], [wrong])
-    if "error" not in said:
+    status, output = run_checker(tmp_path, ["pyright", "--pythonpath", sys.executable], [wrong])
+    if "error" not in output:
         pytest.skip("pyright cannot run here: it downloads Node.js")
-    assert mistakes_found(said, r"mistakes.py:(\d+):\d+ - error") == MISTAKES, said
-    status, said = checked(tmp_path, ["pyright", "--pythonpath", sys.executable], correct[:1])
-    assert status == 0, said
+    assert mistakes_found(output, r"mistakes.py:(\d+):\d+ - error") == MISTAKES, output
+    status, output = run_checker(tmp_path, ["pyright", "--pythonpath", sys.executable], correct[:1])
+    assert status == 0, output
 
 
 def test_an_installed_package_has_its_licences_and_needs_numpy():

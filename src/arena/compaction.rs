@@ -17,8 +17,8 @@ use super::{Arena, GrowthMode, HoleSet};
 /// granules remaps them itself.
 const STEP_GRANULES: u64 = 2;
 
-/// A step in a large pool remaps up to this many granules, since each call has a fixed cost, but at most one part in
-/// `TRANSIT_SHARE` of the committed bytes.
+/// A step in a large pool remaps up to this many granules, since each call has a fixed cost, but at most
+/// 1/`TRANSIT_SHARE` of the committed bytes.
 const LONG_STEP_GRANULES: u64 = 32;
 const TRANSIT_SHARE: u64 = 128;
 
@@ -39,7 +39,7 @@ impl Arena {
     pub(crate) fn compact(&mut self, wanted_bytes: u64) -> Option<Plan> {
         let (targets, kept) = self.compaction_target(wanted_bytes)?;
         // A granule can be remapped only to a place for granules of the same size.
-        let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
+        let (of_size, granule_bytes) = self.granules_of_same_size(*targets.first()?);
         let target_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
         let granules = self.stats.committed_bytes / TRANSIT_SHARE / granule_bytes;
         let step_bytes = target_bytes.min(granules.clamp(STEP_GRANULES, LONG_STEP_GRANULES) * granule_bytes);
@@ -66,7 +66,7 @@ impl Arena {
             let fit = self.best_fit(bytes)?;
             let hull = self.granules_around(fit.buffer);
             let targets = self.uncommitted.within(hull);
-            let (of_size, granule_bytes) = self.all_of_size(*targets.first()?);
+            let (of_size, granule_bytes) = self.granules_of_same_size(*targets.first()?);
             if fit.missing_bytes <= STEP_GRANULES * granule_bytes || targets.last()?.end > of_size.end {
                 return None;
             }
@@ -81,8 +81,8 @@ impl Arena {
         None
     }
 
-    /// Selects `bytes` of idle granules within `of_size` and outside of `kept`, from the smallest holes first. Returns them sorted by
-    /// address.
+    /// Selects `bytes` of idle granules within `of_size` and outside `kept`, starting with the smallest holes. Returns
+    /// them sorted by address.
     fn idle_outside(&self, kept: Extent, of_size: Extent, bytes: u64, granule_bytes: u64) -> Vec<Extent> {
         let holes = self.holes[HoleSet::Shared as usize].of_at_least(granule_bytes);
         let idle = holes.filter(|&hole| !kept.contains(hole)).flat_map(|hole| self.idle.within(hole));
@@ -91,7 +91,7 @@ impl Arena {
         found
     }
 
-    /// Returns the first `bytes` of `targets`. A target that is cut keeps the end that touches a hole.
+    /// Returns the first `bytes` of `targets`. A truncated target keeps the end that touches a hole.
     fn next_to_holes(&self, targets: Vec<Extent>, bytes: u64) -> Vec<Extent> {
         let holes = &self.holes[HoleSet::Shared as usize];
         let mut left = bytes;
@@ -129,7 +129,7 @@ mod tests {
         arena.add_virtual_range(4 * granules * GRANULE).unwrap();
         let plan =
             arena.plan_growth(granules * GRANULE, GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED }).unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
         for (second, &granule) in (0..).zip(free) {
             arena.free(at(granule), second * 1_000_000);
         }
@@ -151,14 +151,14 @@ mod tests {
         assert!(arena.lacks_hole(6 * GRANULE) && arena.lacks_hole(100 * GRANULE) && !arena.lacks_hole(4 * GRANULE));
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (7, 17, 1)]);
-        assert!(arena.finish_made(plan, 9_000_000));
+        assert!(arena.finish_succeeded(plan, 9_000_000));
         arena.validate().unwrap();
         // Three granules are in a row now. Both remapped granules have the age of the one that was idle longest.
         assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
         assert_eq!(arena.idle.longest_idle().take(2).map(|run| run.extent).collect::<Vec<_>>(), [at(16), at(17)]);
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);
-        assert!(arena.finish_made(plan, 9_000_000));
+        assert!(arena.finish_succeeded(plan, 9_000_000));
         // One granule is missing. The request remaps it.
         assert!(arena.compact(6 * GRANULE).is_none() && !arena.lacks_hole(6 * GRANULE));
         assert!(arena.carve(5 * GRANULE).is_some());
@@ -213,7 +213,7 @@ mod tests {
         let limits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
         let plan = regions.plan_growth(4 * GRANULE, limits).unwrap();
         let buffer = plan.buffer().unwrap();
-        assert!(regions.finish_made(plan, 0));
+        assert!(regions.finish_succeeded(plan, 0));
         regions.free(buffer, 3_000_000);
         let before = (regions.stats(), ages(&regions));
         let plan = regions.plan_growth(8 * GRANULE, limits).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn compaction_skips_holes_that_exist_or_are_too_large() {
         assert!(with_free(&[1, 3, 5]).compact(2 * GRANULE).is_none(), "a request can remap it");
-        assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE).is_none(), "it is there");
+        assert!(with_free(&[1, 2, 3, 4, 9]).compact(4 * GRANULE).is_none(), "the hole exists");
         assert!(with_free(&[]).compact(8 * GRANULE).is_none(), "nothing is idle");
         let plan = with_free(&[1, 3, 5, 7]).compact(60 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(1, 16, 1), (3, 17, 1)], "as much as is idle");

@@ -15,7 +15,7 @@ use super::granules::{GranuleSizes, GranuleZone};
 const OFFSET_BITS: u32 = 44;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 
-/// Number of ranges that an arena can number.
+/// Maximum number of ranges in an arena.
 pub(super) const RANGES_MAX: u32 = 1 << (u64::BITS - OFFSET_BITS);
 
 /// The longest range (extent-I1).
@@ -82,7 +82,7 @@ pub(super) fn first_bytes(
 ) -> Vec<Extent> {
     let (mut left, mut extents) = (bytes, extents.into_iter());
     let mut chosen = Vec::new();
-    // Stops without a search for extents that are not needed.
+    // Checked first, because `next` may search for an extent.
     while left > 0
         && let Some(extent) = extents.next()
     {
@@ -128,8 +128,8 @@ impl Grid {
         self.origin + self.sizes.up(at - self.origin)
     }
 
-    /// Returns the whole granules of `whole` that its part `part` touches. They become idle when `part` is freed and merges into
-    /// `whole`, and are no longer idle when `part` is taken out of `whole`.
+    /// Returns the whole granules within `whole` that `part` touches. They become idle when `part` is freed and merges
+    /// into `whole`, and stop being idle when `part` is taken out of `whole`.
     pub(super) fn touched_granules(self, whole: Extent, part: Extent) -> Option<Extent> {
         // Most holes are shorter than the smallest granule.
         if whole.bytes() < self.sizes.zone_at(0).granule_bytes {

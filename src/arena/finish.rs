@@ -6,8 +6,8 @@ use super::retain::IdleRun;
 use super::{Arena, RangeKind};
 
 impl Arena {
-    /// Finishes a plan: records the completed steps and undoes the other steps. Returns whether all steps were made. Only then is
-    /// the buffer granted.
+    /// Finishes a plan: records the completed steps and undoes the other steps. Returns whether all steps succeeded;
+    /// only then is the buffer granted.
     pub(crate) fn finish_plan(&mut self, plan: Plan, outcomes: &[StepOutcome], now_us: u64) -> bool {
         self.planned_bytes -= plan.claim_bytes;
         let is = |step: usize, outcome| outcomes.get(step) == Some(&outcome);
@@ -16,7 +16,7 @@ impl Arena {
         // were idle longest (policy-R13).
         let oldest_us = plan.idle_before.iter().map(|run| run.since_us).min();
         let since_us = oldest_us.filter(|_| plan.buffer.is_none()).unwrap_or(now_us);
-        // The part of the buffer that lies in none of the plan's targets, because it was committed before the plan.
+        // The part of the buffer that is in none of the plan's targets, because it was committed before the plan.
         let mut rest: Vec<Extent> = plan.buffer.into_iter().collect();
         for (index, &step) in plan.steps.iter().enumerate() {
             let made = is(index, StepOutcome::Made);
@@ -41,8 +41,8 @@ impl Arena {
             self.stats.live_bytes -= plan.buffer.map_or(0, Extent::bytes);
         }
         if !granted {
-            // Granules that are idle again get their previous age. Granules that could not be decommitted count as idle since
-            // now, so that they are tried again last and do not delay other granules.
+            // Granules that are idle again get their previous age. Granules that could not be decommitted become idle
+            // now, so that they are retried last and do not delay other granules.
             let failed = plan.steps.iter().enumerate().filter(|&(index, _)| is(index, StepOutcome::Failed));
             let refused: Vec<_> = failed.filter_map(|(_, step)| step.decommitted()).collect();
             let not_refused = |run: &IdleRun| !refused.iter().any(|refused| refused.contains(run.extent));
@@ -56,14 +56,14 @@ impl Arena {
         granted
     }
 
-    /// Finishes a plan after all of its steps were made.
+    /// Finishes a plan after all of its steps have succeeded.
     #[cfg(test)]
-    pub(super) fn finish_made(&mut self, plan: Plan, now_us: u64) -> bool {
+    pub(super) fn finish_succeeded(&mut self, plan: Plan, now_us: u64) -> bool {
         let made = vec![StepOutcome::Made; plan.steps.len()];
         self.finish_plan(plan, &made, now_us)
     }
 
-    /// Ends the transit of granules that a plan should have committed or remapped into. `committed` tells whether it did.
+    /// Ends the transit of granules that a plan should have committed or remapped into. `committed` says whether it did.
     fn finish_target(&mut self, extent: Extent, committed: bool, since_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         if committed {
@@ -77,8 +77,8 @@ impl Arena {
         }
     }
 
-    /// Ends the transit of idle granules that a plan should have decommitted or remapped away. `gone` tells whether their memory is
-    /// gone from there; otherwise they are idle again.
+    /// Ends the transit of idle granules that a plan should have decommitted or remapped away. `gone` says whether they
+    /// lost their memory; otherwise they are idle again.
     fn finish_source(&mut self, extent: Extent, gone: bool, now_us: u64) {
         self.stats.transit_bytes -= extent.bytes();
         self.leaving_bytes -= extent.bytes();

@@ -97,7 +97,7 @@ fn best_in_gap(parts: &[GapPart], bytes: u64, grid: Grid) -> Option<GapFit> {
             let below = |part: &GapPart, edge: u64| {
                 part.uncommitted_below + if part.uncommitted { edge - part.extent.start } else { 0 }
             };
-            // The granules of the first and the last byte count as a whole if they are uncommitted.
+            // The granules that contain the first and the last byte count in full if they are uncommitted.
             let end = start + bytes;
             let missing_bytes = below(part_at(end - 1), grid.up(end)) - below(part_at(start), grid.down(start));
             GapFit { buffer: Extent { start, end }, missing_bytes, gap_bytes }

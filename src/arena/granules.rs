@@ -30,7 +30,7 @@ const NEXT_GRANULES: u64 = 768;
 /// The largest size. A commit of such a granule takes a tenth of a second.
 const LARGEST_BYTES: u64 = 512 << 20;
 
-/// The sizes of granules by offset in their range. All granules of one size lie together.
+/// The sizes of granules by offset in their range. All granules of one size are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GranuleSizes {
     smallest_bytes: u64,

@@ -2,8 +2,8 @@
 //!
 //! Granules are committed in steps of one call each, since a call for one buffer takes as long as a call that also serves the
 //! next few buffers. The part of a step that the buffer does not need becomes a hole. Steps are long until the pool holds as many
-//! bytes as it held lately, since these bytes will be needed again. Above that, steps are short, since the rest of the last step
-//! is still unused at the peak.
+//! bytes as it held recently, since these bytes will be needed again. Above that, steps are short, since the rest of
+//! the last step is still unused at the peak.
 
 use super::extent::{Extent, Grid, first_bytes};
 use super::gaps::{self, GapFit};
@@ -13,12 +13,12 @@ use super::separate_regions::region_bytes;
 use super::shrink::joined;
 use super::{Arena, GrowthMode, HoleSet, RangeKind};
 
-/// Idle granules are remapped once free bytes exceed one part in this many of the bytes in use (policy-R7).
+/// Idle granules are remapped once free bytes exceed the bytes in use divided by this number (policy-R7).
 const SPARE_SHARE: u64 = 10;
 
-/// The length of a step, if granules must be committed (policy-R7): one part in `STEP_SHARE` of the committed bytes, up to the
-/// bytes that were committed lately, and one part in `NEW_STEP_SHARE` above that. A step is at most `STEP_BYTES_MAX`, and at most
-/// `STEP_FACTOR` times the bytes that must be committed, but never less than these.
+/// The length of a step, if granules must be committed (policy-R7): 1/`STEP_SHARE` of the committed bytes, up to the
+/// bytes that were committed recently, and 1/`NEW_STEP_SHARE` above that. A step is at most `STEP_BYTES_MAX`, and at
+/// most `STEP_FACTOR` times the bytes that must be committed, but never less than those bytes.
 const STEP_SHARE: u64 = 4;
 const NEW_STEP_SHARE: u64 = 28;
 const STEP_BYTES_MAX: u64 = 64 << 20;
@@ -38,7 +38,7 @@ pub(crate) struct GrowthLimits {
     pub(crate) step_bytes: u64,
     /// The size of the largest recent miss, or 0. A region should have room for several such buffers.
     pub(crate) largest_miss_bytes: u64,
-    /// The most bytes that were committed at a miss lately. Steps are long until as many bytes are committed again.
+    /// The most bytes that were committed at a recent miss. Steps are long until that many bytes are committed again.
     pub(crate) known_bytes: u64,
 }
 
@@ -70,9 +70,9 @@ impl Arena {
     }
 
     /// Places a buffer of `bytes` at an address with missing granules, and plans to commit or remap them. Call [`Arena::carve`]
-    /// first. Once this call has returned a plan, the bytes belong to the buffer, and the granules are in transit. Returns `None`
-    /// if the plan would exceed the limits, even if all idle granules were remapped or decommitted as far as the limits permit,
-    /// or if there is no address.
+    /// first. Once this call has returned a plan, the bytes belong to the buffer, and the granules are in transit.
+    /// Returns `None` if the plan would exceed the limits even after remapping or decommitting every idle granule that
+    /// the limits permit, or if no range has enough free address space.
     pub(crate) fn plan_growth(&mut self, bytes: u64, limits: GrowthLimits) -> Option<Plan> {
         let plan = match self.growth {
             GrowthMode::Granules(_) => self.grow_granules(bytes, limits),
@@ -110,7 +110,7 @@ impl Arena {
         targets.iter().for_each(|&target| self.take_target(target));
         let (mut moves, mut commits) = (Vec::new(), Vec::new());
         for SizeGroup { targets, remapped_bytes } in origins.by_size {
-            let of_size = targets.first().map(|&first| self.all_of_size(first).0);
+            let of_size = targets.first().map(|&first| self.granules_of_same_size(first).0);
             let sources = of_size.map_or_else(Vec::new, |of_size| self.longest_idle_within(of_size, remapped_bytes));
             for &source in &sources {
                 self.take_idle(source, &mut idle_before);
@@ -128,7 +128,7 @@ impl Arena {
         Some(Plan { surplus_bytes, ..self.plan(Some(buffer), steps, idle_before) })
     }
 
-    /// Returns the bytes to commit in addition to the missing bytes of the buffer, behind the last of its granules (policy-R7).
+    /// Returns the bytes to commit in addition to the missing bytes of the buffer, after its last granule (policy-R7).
     fn surplus(&self, origins: &GranuleOrigins, limits: GrowthLimits) -> u64 {
         let to_commit = |group: &SizeGroup| {
             group.targets.iter().map(|target| target.bytes()).sum::<u64>().saturating_sub(group.remapped_bytes)
@@ -138,7 +138,7 @@ impl Arena {
         let Some(group) = group.filter(|&group| to_commit(group) > 0) else { return 0 };
         let Some(&last) = group.targets.last() else { return 0 };
         let Some(run) = self.uncommitted.around(last) else { return 0 };
-        let (of_size, granule_bytes) = self.all_of_size(last);
+        let (of_size, granule_bytes) = self.granules_of_same_size(last);
         let held = self.stats.committed_bytes;
         let known = (held / STEP_SHARE).min(limits.known_bytes.saturating_sub(held));
         let step = known.max(held / NEW_STEP_SHARE).min(STEP_BYTES_MAX).min(commit.saturating_mul(STEP_FACTOR));
@@ -156,9 +156,9 @@ impl Arena {
         self.stats.transit_bytes += target.bytes();
     }
 
-    /// Decides which of the `targets`, the uncommitted granules within `hull`, are remapped from idle granules, and how many idle
-    /// bytes are decommitted so that the other targets can be committed. Returns `None` if the limits and the idle granules do
-    /// not suffice.
+    /// Decides which of the `targets`, the uncommitted granules within `hull`, are filled by remapping idle granules,
+    /// and how many idle bytes are decommitted so that the other targets can be committed. Returns `None` if the limits
+    /// and the idle granules do not suffice.
     fn source_granules(&self, hull: Extent, targets: &[Extent], limits: GrowthLimits) -> Option<GranuleOrigins> {
         let grid = Grid::around(hull, self.sizes);
         let missing_bytes: u64 = targets.iter().map(|target| target.bytes()).sum();
@@ -173,7 +173,7 @@ impl Arena {
         for zone in grid.zones(hull) {
             let of_size: Vec<_> = targets.iter().filter_map(|target| target.common(zone)).collect();
             let Some(&first) = of_size.first() else { continue };
-            let (size, granule_bytes) = self.all_of_size(first);
+            let (size, granule_bytes) = self.granules_of_same_size(first);
             let wanted_bytes =
                 (spare_bytes / granule_bytes * granule_bytes).max(excess_bytes.next_multiple_of(granule_bytes));
             let wanted_bytes = wanted_bytes.min(of_size.iter().map(|target| target.bytes()).sum());
@@ -196,7 +196,7 @@ impl Arena {
     }
 
     /// Returns the extent of all granules in the range of `extent` with the same size as its first granule, and that size.
-    pub(super) fn all_of_size(&self, extent: Extent) -> (Extent, u64) {
+    pub(super) fn granules_of_same_size(&self, extent: Extent) -> (Extent, u64) {
         let zone = self.sizes.zone_at(extent.offset());
         let origin = Grid::around(extent, self.sizes).origin;
         let end = origin.saturating_add(zone.end);
@@ -264,7 +264,7 @@ impl Arena {
         }
     }
 
-    /// Makes a plan of these steps, for `buffer` if there is one. All decommits must come before the commits.
+    /// Creates a plan with these steps, for `buffer` if there is one. All decommits must come before the commits.
     pub(super) fn plan(&mut self, buffer: Option<Extent>, steps: Vec<Step>, idle_before: Vec<IdleRun>) -> Plan {
         let (mut commits, mut decommits) = (0, 0);
         for step in &steps {
@@ -294,7 +294,7 @@ struct SizeGroup {
     remapped_bytes: u64,
 }
 
-/// Plans to remap `sources` to the lowest of `targets`, and to commit the targets that are left.
+/// Plans to remap `sources` to the lowest of `targets`, and to commit the remaining targets.
 pub(super) fn pair(targets: &[Extent], sources: Vec<Extent>, remaps: &mut Vec<Step>, commits: &mut Vec<Extent>) {
     let mut sources = sources.into_iter();
     let mut source = sources.next();

@@ -27,10 +27,10 @@
 //!
 //! - **arena-I1**: Holes, uncommitted extents, live buffers and extents in transit tile every range without overlap.
 //! - **arena-I2**: The sum of committed bytes, bytes being committed and uncommitted bytes is the length of all ranges.
-//! - **arena-I3**: A granule is in the idle index exactly if it is wholly inside a hole of a range that is not a reserve.
+//! - **arena-I3**: A granule is in the idle index if and only if it is wholly inside a hole of a range that is not a reserve.
 //! - **arena-I4**: At any time while a plan is carried out, `claimed_bytes` is at least the bytes that the system holds: the
 //!   committed bytes, and the overhead of their regions.
-//! - **arena-I5**: A hole is also in `regions` of its set exactly if it is a part of a separate region, and not the whole region.
+//! - **arena-I5**: A hole is also in `regions` of its set if and only if it is part of a separate region, but not all of it.
 //! - **arena-I6** (`reserve`): The floor of a reserve (`kept_bytes`) is at most the bytes that are committed outside of the
 //!   ranges of reserves.
 //! - **arena-I7**: Uncommitted extents consist of whole granules.
@@ -128,10 +128,10 @@ pub(crate) struct ArenaStats {
 /// The address ranges and their indices. The [module](self) describes them.
 pub(crate) struct Arena {
     growth: GrowthMode,
-    /// Sizes of the granules of the virtual ranges.
-    sizes: GranuleSizes,
+    /// Sizes of the granules of the virtual ranges. Set before the arena has a range.
+    pub(crate) sizes: GranuleSizes,
     /// The bytes that the system holds for a region of the given length: at least that length, and monotonic in it.
-    region_cost: Box<dyn Fn(u64) -> u64 + Send>,
+    pub(crate) region_cost: Box<dyn Fn(u64) -> u64 + Send>,
     ranges: BTreeMap<u32, ArenaRange>,
     /// Ranges are numbered in the order of their creation, until all numbers have been used once.
     next_range: u32,
@@ -182,17 +182,6 @@ impl Arena {
             planned_bytes: 0,
             kept_bytes: 0,
         }
-    }
-
-    /// Returns the arena with granules of these sizes. Must be called before the arena has a range.
-    pub(crate) fn with_granule_sizes(self, sizes: GranuleSizes) -> Self {
-        Self { sizes, ..self }
-    }
-
-    /// Returns the arena with `held_bytes` as the function that computes the bytes that the system holds for a region of the
-    /// given length.
-    pub(crate) fn with_region_cost(self, held_bytes: impl Fn(u64) -> u64 + Send + 'static) -> Self {
-        Self { region_cost: Box::new(held_bytes), ..self }
     }
 
     /// Returns the bytes that the system holds for granules, or for a region, of `bytes`.
@@ -298,7 +287,7 @@ impl Arena {
         Some(in_use.unwrap_or(tightest))
     }
 
-    /// Frees a buffer. Granules that are wholly free now are idle since `now_us`.
+    /// Frees a buffer. Granules that it leaves wholly free become idle at `now_us`.
     pub(crate) fn free(&mut self, buffer: Extent, now_us: u64) {
         self.stats.live_bytes -= buffer.bytes();
         self.add_hole(buffer, now_us);
@@ -342,8 +331,8 @@ impl Arena {
         }
     }
 
-    /// Adds `part`, which is committed and has become free, to the holes. Granules that are wholly free now are idle since
-    /// `since_us`.
+    /// Adds `part`, which is committed and has become free, to the holes. Granules that are now wholly free have been
+    /// idle since `since_us`.
     fn add_hole(&mut self, part: Extent, since_us: u64) {
         let Some(range) = self.range_of(part) else {
             debug_assert!(false, "{part:?} lies in no range");
@@ -434,9 +423,7 @@ impl Arena {
             return Err(format!("arena-I3: {idle_bytes} bytes are idle, {} are indexed", self.idle.bytes()));
         }
         all.sort_unstable();
-        match all.windows(2).find(|pair| pair[0].end > pair[1].start) {
-            Some(pair) => Err(format!("arena-I1: {pair:?} overlap")),
-            None => Ok(()),
-        }
+        let overlap = all.windows(2).find(|pair| pair[0].end > pair[1].start);
+        overlap.map_or(Ok(()), |pair| Err(format!("arena-I1: {pair:?} overlap")))
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   under the lock               no lock held                 under the lock
 //!   arena.plan_growth() -------> step 1, step 2, ... -------> arena.finish_plan(plan, outcomes)
-//!        |                         (stops at the first that fails)
+//!        |                         (stops at the first failure)
 //!        +-- from here on the bytes belong to the buffer and the granules are in transit: in no index, so no other
 //!            call can carve, commit, remap or decommit them
 //! ```
@@ -29,7 +29,7 @@ impl Step {
     }
 }
 
-/// Steps to make in order, after which the plan must be finished. The granules of a dropped plan stay in transit
+/// Steps to carry out in order, after which the plan must be finished. The granules of a dropped plan stay in transit
 /// permanently.
 #[derive(Debug)]
 #[must_use = "a plan holds granules in transit until `Arena::finish_plan`"]
@@ -60,7 +60,7 @@ impl Plan {
         self.steps.iter().all(|step| step.decommitted().is_some())
     }
 
-    /// Returns the buffer, which is valid once all steps were made.
+    /// Returns the buffer, which is valid once all steps have succeeded.
     pub(crate) fn buffer(&self) -> Option<Extent> {
         self.buffer
     }

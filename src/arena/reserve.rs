@@ -30,7 +30,7 @@ impl Arena {
             return Err(0);
         }
         let run = self.uncommitted.iter().next().ok_or(0_u64)?;
-        let (of_size, granule_bytes) = self.all_of_size(run);
+        let (of_size, granule_bytes) = self.granules_of_same_size(run);
         let most = bytes.min(commit_bytes) / granule_bytes * granule_bytes;
         let most = most.max(granule_bytes);
         if most > commit_bytes {
@@ -68,8 +68,8 @@ impl Arena {
         self.kept_bytes = self.kept_bytes.min(self.committed_outside_reserves());
     }
 
-    /// Returns the first of `selected` with at most `most_bytes` together. The last extent is cut to whole granules.
-    pub(super) fn no_more_than(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
+    /// Returns the first extents of `selected`, at most `most_bytes` in total. The last extent is cut to whole granules.
+    pub(super) fn truncate_to(&self, selected: Vec<Extent>, most_bytes: u64) -> Vec<Extent> {
         let down = |extent: Extent, end| self.range_of(extent).map_or(end, |range| range.grid.down(end));
         first_bytes(selected, most_bytes, down)
     }
@@ -90,7 +90,7 @@ mod tests {
 
     fn commit(arena: &mut Arena, granules: u64) {
         let plan = arena.commit_next(granules * GRANULE, u64::MAX).unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
         arena.keep(granules * GRANULE);
         arena.validate().unwrap();
     }
@@ -108,10 +108,10 @@ mod tests {
         // Only the bytes above the floor are released.
         let plan = arena.plan_growth(12 * GRANULE, GrowthLimits::UNLIMITED).unwrap();
         let buffer = plan.buffer().unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
         arena.free(buffer, 0);
         let plan = arena.release_down_to(0).unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
         arena.validate().unwrap();
         assert_eq!((arena.stats().committed_bytes, arena.kept_bytes()), (8 * GRANULE, 8 * GRANULE));
     }
@@ -135,7 +135,7 @@ mod tests {
         let mut arena = arena(8);
         commit(&mut arena, 8);
         let plan = arena.release_idle_of_kept(3 * GRANULE).unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
         arena.validate().unwrap();
         assert_eq!((arena.kept_bytes(), arena.stats().committed_bytes), (5 * GRANULE, 5 * GRANULE));
     }

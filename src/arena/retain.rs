@@ -112,11 +112,11 @@ impl IdleGranules {
 /// When idle granules are decommitted, and how many (policy-R9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Retention {
-    /// Time for which a granule must be idle until it is due; `None` if it never is.
+    /// How long a granule must be idle before it is due; `None`: it is never due.
     pub(crate) idle_timeout_us: Option<u64>,
     /// Shortest time between two plans of due decommits.
     pub(crate) step_us: u64,
-    /// Each plan decommits one part in this many of the due bytes or regions, and at least one granule or region.
+    /// Each plan decommits 1/`share` of the due bytes or regions, but at least one granule or region.
     pub(crate) share: u64,
 }
 

@@ -19,7 +19,7 @@ pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
 const REGION_BYTES_MIN: u64 = 1 << 20;
 const REGION_BYTES_MAX: u64 = 64 << 20;
 
-/// The next region has one part in this many of the bytes that the other regions of its set have.
+/// Length of the next region: the bytes of the other regions of its set, divided by this number.
 const GROWTH_SHARE: u64 = 8;
 
 /// A region has room for at least this many buffers, but at most `MANY_BYTES_MAX` are required for that.

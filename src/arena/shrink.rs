@@ -15,7 +15,7 @@ impl Arena {
         }
         let by_granules = (self.growth != GrowthMode::Regions).then_some(self.sizes);
         let selected = self.retention.select(&self.idle, by_granules, now_us);
-        let selected = self.no_more_than(selected, self.releasable_bytes());
+        let selected = self.truncate_to(selected, self.releasable_bytes());
         if selected.is_empty() {
             return None;
         }
@@ -23,8 +23,8 @@ impl Arena {
         self.release(selected)
     }
 
-    /// Returns whether [`Arena::release_due`] would return a plan. It may still return none if the floor permits only the release
-    /// of a part of a granule.
+    /// Returns whether [`Arena::release_due`] would return a plan. It may still return `None` if the floor permits the
+    /// release of only part of a granule.
     pub(crate) fn is_release_due(&self, now_us: u64) -> bool {
         now_us >= self.next_release_us
             && self.releasable_bytes() > 0
@@ -40,7 +40,7 @@ impl Arena {
     /// below the floor.
     pub(crate) fn release_idle(&mut self, bytes: u64) -> Option<Plan> {
         let releasable_bytes = self.releasable_bytes();
-        self.release(self.no_more_than(self.longest_idle(bytes.min(releasable_bytes)), releasable_bytes))
+        self.release(self.truncate_to(self.longest_idle(bytes.min(releasable_bytes)), releasable_bytes))
     }
 
     /// Plans to decommit idle granules, the longest idle first, until `bytes` are decommitted, even if that goes below the floor.
@@ -65,8 +65,8 @@ impl Arena {
         (!steps.is_empty()).then(|| self.plan(None, steps, idle_before))
     }
 
-    /// Returns the longest idle granules that make up `bytes`, or all idle granules if they are fewer bytes, as extents by
-    /// address.
+    /// Returns the longest idle granules that make up `bytes`, or all idle granules if they have fewer bytes, as
+    /// extents by address.
     pub(super) fn longest_idle(&self, bytes: u64) -> Vec<Extent> {
         self.longest_idle_within(Extent { start: 0, end: u64::MAX }, bytes)
     }

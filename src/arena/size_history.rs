@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 
 const GHOSTS_MAX: usize = 128;
 
-/// The smallest number of misses without a ghost after which sizes vary. Fewer of them are exceptions, such as the short batch at
+/// Sizes vary after at least this many misses without a ghost. Fewer are exceptions, such as the short batch at
 /// the end of an epoch.
 const WANTS_MIN: u64 = 3;
 
@@ -40,7 +40,7 @@ const PERIOD_US: u64 = 30_000_000;
 /// The most bytes that were committed are remembered for at least this long, and at most twice as long.
 const HELD_PERIOD_US: u64 = 600_000_000;
 
-/// The sizes that returned to an arena, and the sizes that missed.
+/// The sizes of the buffers that returned to an arena, and the sizes of missed requests.
 #[derive(Debug, Default)]
 pub(crate) struct SizeHistory {
     /// Sizes of returned buffers, the newest last (the ghosts of the module documentation).
@@ -49,7 +49,7 @@ pub(crate) struct SizeHistory {
     /// Bytes that growths committed beyond what their buffers needed, less the bytes of later misses that were counted against
     /// them.
     surplus_bytes: u64,
-    /// The largest size that missed without a ghost although memory was free in other sizes, and the number of these misses.
+    /// The largest size that missed without a ghost while memory was free in other sizes, and the number of these misses.
     wanted: RecentPeriods,
     wants: RecentPeriods,
     /// Number of misses that found a ghost since the last call of [`add_wanted`](Self::add_wanted).
@@ -60,7 +60,7 @@ pub(crate) struct SizeHistory {
     pub(crate) held: RecentPeriods<HELD_PERIOD_US>,
 }
 
-/// A number of the current period and one of the period before. A period has `LONG_US` microseconds.
+/// A number for the current period and one for the previous period. A period lasts `LONG_US` microseconds.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
     period: u64,
@@ -70,7 +70,7 @@ pub(crate) struct RecentPeriods<const LONG_US: u64 = PERIOD_US> {
 
 impl<const LONG_US: u64> RecentPeriods<LONG_US> {
     fn at(mut self, now_us: u64) -> Self {
-        // A thread may pass an earlier time than another thread did before it. Its number then counts for the current period.
+        // Another thread may already have passed a later time. The number then counts for the current period.
         let period = (now_us / LONG_US).max(self.period);
         if period > self.period {
             self = Self { period, now: 0, before: if period == self.period + 1 { self.now } else { 0 } };
@@ -115,8 +115,8 @@ impl SizeHistory {
         self.surplus_bytes += bytes;
     }
 
-    /// Records that a request for `bytes` missed while `held_bytes` were committed. Returns whether the miss is not a sign of varied
-    /// sizes: a buffer of this size has returned, or a growth committed the bytes in advance.
+    /// Records that a request for `bytes` missed while `held_bytes` were committed. Returns true if the miss is no sign
+    /// of varied sizes: a buffer of this size has returned, or a growth committed the bytes in advance.
     pub(crate) fn add_miss(&mut self, bytes: u64, held_bytes: u64, now_us: u64) -> bool {
         self.missed.record_largest(bytes, now_us);
         self.held.record_largest(held_bytes, now_us);
@@ -150,7 +150,7 @@ impl SizeHistory {
     ///
     /// # Errors
     ///
-    /// A text with the numbers, if the invariant is violated.
+    /// A message with the numbers if the invariant is violated.
     #[cfg(test)]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let bytes: u64 = self.ghosts.iter().sum();
@@ -186,7 +186,7 @@ mod tests {
         let mut history = SizeHistory::default();
         (1..=4).for_each(|mib| history.add_return(mib * MIB, 7 * MIB));
         assert_eq!([1, 2, 3, 4].map(|mib| history.add_miss(mib * MIB, 0, 0)), [false, false, true, true]);
-        // A buffer may be put and carved again before it is counted, so that it is larger than all holes.
+        // A buffer may be returned and carved again before it is counted, so it may be larger than all holes.
         history.add_return(9 * MIB, 8 * MIB);
         assert!(!history.add_miss(9 * MIB, 0, 0));
         (0..1000).for_each(|_| history.add_return(4096, u64::MAX));
@@ -242,7 +242,7 @@ mod tests {
             miss_and_return(&mut history, RECURRING_MISSES - 1);
             history.add_wanted(8 * MIB, 0);
             miss_and_return(&mut history, RECURRING_MISSES - 1);
-            assert_eq!(history.wanted_bytes(0), 8 * MIB, "a want begins the count again");
+            assert_eq!(history.wanted_bytes(0), 8 * MIB, "a want restarts the count");
             miss_and_return(&mut history, 1);
             assert_eq!(history.wanted_bytes(0), 0);
         }
@@ -258,7 +258,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }) })]
 
-        /// Compares the ghosts with a list that is searched and summed again at each step.
+        /// Compares the ghosts with a list that is searched and summed afresh at each step.
         #[test]
         fn ghosts_equal_a_plain_list(ops in prop::collection::vec((any::<bool>(), 1..6u64, 0..20u64), 0..400)) {
             let mut history = SizeHistory::default();

@@ -7,7 +7,8 @@
 //!
 //! A driver source is chosen if a trial could allocate memory, copy from it and release it ([`trial`]); otherwise the refusal is
 //! kept for the log line and the next source is tried. The trial of `vmm` creates no context, and copies only if there is a
-//! context; the trials of `register` and `cuda` create a context. A source that the user names is not tried, except `vmm`.
+//! context; the trials of `register` and `cuda` create a context. A source that the user names gets no
+//! trial, except `vmm`; `gpu` tries each.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -253,7 +254,7 @@ pub(crate) fn default_device(preferred: Option<u32>) -> u32 {
     in_use.or_else(|| preferred.filter(|&ordinal| crate::check_cuda_device(ordinal).is_ok())).unwrap_or(0)
 }
 
-/// Returns whether a choice that tries the driver's backends would be the first to start the driver in this process.
+/// Returns whether trying the driver's backends would start the driver for the first time in this process.
 pub(crate) fn may_start_driver() -> bool {
     #[cfg(feature = "cuda")]
     return crate::driver::is_present() && !crate::driver::is_started();

@@ -8,7 +8,7 @@
 //!   the region                  ^ starts at the first page boundary
 //! ```
 //!
-//! `cuMemFreeHost` waits for all work of the device and blocks the enqueues of all other threads meanwhile. A pool that must
+//! `cuMemFreeHost` waits for all work on the device and meanwhile blocks the enqueues of all other threads. A pool that must
 //! not stall keeps its memory.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -45,8 +45,8 @@ impl CudaSource {
     }
 }
 
-// SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free
-// leaves it mapped. source-C2: pages of the kernel, or used before by this process. source-C3: `held_bytes` has a page to
+// SAFETY: source-C1: `cuMemHostAlloc` maps pinned memory at a fixed address until `cuMemFreeHost`, and a failed free leaves it
+// mapped. source-C2: fresh kernel pages, or pages that this process used before. source-C3: `held_bytes` has a page to
 // spare if the driver guarantees no alignment, and `acquire` checks that the region ends inside the block. source-C4:
 // `RegionIds`. source-C5: exactly `held_bytes` are requested.
 unsafe impl Source for CudaSource {

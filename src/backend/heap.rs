@@ -25,12 +25,12 @@ pub struct HeapSource {
 }
 
 impl HeapSource {
-    /// Makes the backend `heap`: memory that is not pinned.
+    /// Creates the backend `heap`: unpinned memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes the backend `mlock`: memory that the kernel keeps resident. No driver knows of the lock.
+    /// Creates the backend `mlock`: memory that the kernel keeps resident. No driver knows about the lock.
     pub fn locked() -> Self {
         Self { is_locked: true, ..Self::default() }
     }
@@ -80,7 +80,7 @@ unsafe impl Source for HeapSource {
 }
 
 impl BuiltInSource for HeapSource {
-    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         // This first lock fails at the limit before a page is touched. The second lock, below, covers pages that are then present.
         let lock_first = |region: &Region| self.if_locked(|| lock_on_fault(region));
         let (id, place) = (self.ids.next(), (threads, self.node));

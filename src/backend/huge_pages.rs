@@ -1,11 +1,11 @@
-//! Huge pages that the administrator has set aside (hugetlb), for whole regions: a reserve that is waited for, and the regions
-//! of `register`.
+//! Huge pages that the administrator has set aside (hugetlb), for whole regions: a reserve that the caller waits for,
+//! and the regions of `register`.
 //!
 //! These pages need neither `khugepaged` nor memory that happens to be contiguous, are never swapped, and do not count towards
 //! `RLIMIT_MEMLOCK`. Each mapping claims its pages when it is created (never `MAP_NORESERVE`), so a touch cannot fail for lack
 //! of pages. A touch could still exceed the cgroup limit, so a call that can return an error brings the pages in before they are
-//! touched. Forked children do not inherit these mappings: a write of the parent would have to copy a page, and since no page is
-//! set aside for the copy, the kernel would end the child.
+//! touched. Forked children do not inherit these mappings: a write by the parent would have to copy a page, and since
+//! no page is set aside for the copy, the kernel would kill the child.
 #![allow(unsafe_code)] // Maps memory.
 
 use std::cell::Cell;
@@ -61,7 +61,7 @@ impl HugeTlb {
         Some(Finding::warning("hugetlb", format!("{found} has no effect")).remedy(self.remedy()))
     }
 
-    /// Returns a text that says how the administrator sets pages aside.
+    /// Returns a text that tells the administrator how to set pages aside.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Of1GiB => {
@@ -80,7 +80,7 @@ impl HugeTlb {
     }
 
     /// Returns a region of `len_bytes` with all pages present, and whether it is in pages that were set aside. If there are too few of
-    /// these, the region is in other pages, which are touched after a call of `prepare`.
+    /// these, the region is in other pages, which are touched after a `prepare` call.
     pub(super) fn acquire(
         self,
         len_bytes: usize,
@@ -96,8 +96,8 @@ impl HugeTlb {
         let page_bytes = self.page_bytes().filter(|_| mapping::HAS_RANGES).filter(is_whole);
         if let Some(region) = page_bytes.and_then(|bytes| mapping::map_hugetlb(len_bytes, bytes, id).ok()) {
             let filled = mapping::inherit(&region, false).and_then(|()| {
-                // At the cgroup limit a touch would end the process, so the pages must be brought in by a call. This call fails before
-                // Linux 5.14, on which `populate` would touch the pages.
+                // At the cgroup limit a touch would kill the process, so a call must fault the pages in. The call fails
+                // before Linux 5.14, and there `populate` would touch the pages.
                 mapping::advise(region.start(), PAGE_BYTES, mapping::linux::MADV_POPULATE_WRITE)
             });
             let filled = filled.and_then(|()| fill(&region));
@@ -132,8 +132,8 @@ pub(crate) fn huge_bytes(places: &[Range<usize>]) -> [u64; 2] {
     each.fold([0; 2], |[hugetlb, transparent], more| [hugetlb + more[0], transparent + more[1]])
 }
 
-/// Returns the same two numbers for `addresses`, from the text of an smaps file. A mapping that extends beyond `addresses` counts
-/// with at most its bytes in `addresses`.
+/// Returns the same two numbers for `addresses`, from the text of an smaps file. A mapping that extends beyond
+/// `addresses` contributes at most its bytes in `addresses`.
 pub(crate) fn huge_bytes_in(smaps: &str, addresses: &Range<usize>) -> [u64; 2] {
     let (mut overlap_bytes, mut found) = (0, [0_u64; 2]);
     for line in smaps.lines() {

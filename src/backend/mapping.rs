@@ -11,7 +11,7 @@
 //! access faults. This module has no state.
 //!
 //! On systems other than Linux `madvise` empties no page, so sources have no virtual memory there ([`HAS_RANGES`]).
-//! Miri has no `mprotect` and `madvise` and only a part of `mmap`, so sources have no virtual memory there either.
+//! Miri has neither `mprotect` nor `madvise` and only part of `mmap`, so sources have no virtual memory there either.
 #![allow(unsafe_code)] // The kernel's memory calls are here and in the sources, nowhere else.
 
 use std::path::Path;
@@ -27,14 +27,14 @@ pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Whether pages of a range can be committed and decommitted.
 pub(super) const HAS_RANGES: bool = cfg!(all(target_os = "linux", not(miri)));
 
-/// Flags and advice that only Linux knows.
+/// Flags and advice that exist only on Linux.
 #[cfg(target_os = "linux")]
 pub(super) mod linux {
     pub(in crate::backend) use libc::{
         MADV_DOFORK, MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_HUGE_SHIFT, MAP_HUGETLB,
     };
 }
-/// No system knows the advice -1: `madvise` fails with `EINVAL`. The flags are not used ([`HAS_RANGES`]).
+/// No system defines the advice -1: `madvise` fails with `EINVAL`. The flags are not used ([`HAS_RANGES`]).
 #[cfg(not(target_os = "linux"))]
 pub(super) mod linux {
     pub(in crate::backend) const MADV_DOFORK: libc::c_int = -1;
@@ -77,7 +77,7 @@ pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<
 ///
 /// # Safety
 ///
-/// `region` came from [`map`], [`map_huge`] or [`map_hugetlb`], and nothing uses it any more.
+/// `region` must come from [`map`], [`map_huge`] or [`map_hugetlb`], and nothing may use it any more.
 pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping, which has this length.
     unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
@@ -137,7 +137,7 @@ pub(super) fn reserve(len_bytes: usize) -> Result<AddressRange, SourceError> {
 ///
 /// # Safety
 ///
-/// The bytes are uncommitted pages of a range of [`reserve`].
+/// The bytes must be uncommitted pages of a range of [`reserve`].
 pub(super) unsafe fn commit(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
     // A failing `mprotect` may have changed a part of the pages.
     // SAFETY: pages that nothing uses yet.
@@ -151,7 +151,7 @@ pub(super) unsafe fn commit(start: NonNull<u8>, bytes: usize) -> Result<(), Sour
 ///
 /// # Safety
 ///
-/// The bytes are committed pages of a range of [`reserve`], and nothing uses them any more.
+/// The bytes must be committed pages of a range of [`reserve`], and nothing may use them any more.
 pub(super) unsafe fn decommit(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
     // `mprotect` comes first: if it fails (out of mappings), the pages still have their memory.
     // SAFETY: the caller's promise: unused pages.
@@ -170,13 +170,13 @@ pub(super) unsafe fn decommit(start: NonNull<u8>, bytes: usize) -> Result<(), So
 ///
 /// # Safety
 ///
-/// `range` came from [`reserve`], and nothing uses it any more.
+/// `range` must come from [`reserve`], and nothing may use it any more.
 pub(super) unsafe fn unreserve(range: AddressRange) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping, which has this length.
     unsafe { munmap(range.start(), range.len_bytes()) }
 }
 
-/// Returns the bytes of the whole pages that `len_bytes` take.
+/// Returns `len_bytes` rounded up to whole pages, at least one page.
 pub(super) fn mapped_bytes(len_bytes: usize) -> Result<usize, SourceError> {
     len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| over_address_space(len_bytes))
 }
@@ -203,7 +203,7 @@ fn mmap_huge(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -
     let widened_bytes = mapped_bytes.checked_add(spare_bytes).ok_or_else(|| over_address_space(mapped_bytes))?;
     let widened = mmap(widened_bytes, protection, flags).map_err(|error| with_memory_remedy(error, widened_bytes))?;
     let head_bytes = widened.addr().get().wrapping_neg() % RANGE_ALIGN_BYTES;
-    // SAFETY: `head_bytes` is at most `spare_bytes`, so the range fits behind it.
+    // SAFETY: `head_bytes` is at most `spare_bytes`, so the range fits after it.
     let start = unsafe { widened.add(head_bytes) };
     // SAFETY: at most the end of the mapping, as above.
     let end = unsafe { start.add(mapped_bytes) };
@@ -221,7 +221,7 @@ fn mmap_huge(mapped_bytes: usize, protection: libc::c_int, flags: libc::c_int) -
 
 /// # Safety
 ///
-/// The pages were mapped here, and nothing uses them any more.
+/// The pages must have been mapped here, and nothing may use them any more.
 unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceError> {
     // SAFETY: the caller gives up these pages.
     check("munmap", unsafe { libc::munmap(start.as_ptr().cast(), mapped_bytes) })
@@ -229,7 +229,7 @@ unsafe fn munmap(start: NonNull<u8>, mapped_bytes: usize) -> Result<(), SourceEr
 
 /// # Safety
 ///
-/// The bytes are pages of a range of [`reserve`], and nothing uses them in a way that `protection` forbids.
+/// The bytes must be pages of a range of [`reserve`], and nothing may use them in a way that `protection` forbids.
 unsafe fn protect(start: NonNull<u8>, bytes: usize, protection: libc::c_int) -> Result<(), SourceError> {
     // SAFETY: the caller's promise.
     check("mprotect", unsafe { libc::mprotect(start.as_ptr().cast(), bytes, protection) })

@@ -1,7 +1,7 @@
 //! Locks pages in memory, and finds out how many bytes a process may lock.
 //!
-//! No driver knows of the lock, so a CUDA copy from locked memory is staged like any pageable copy. The lock is for programs that
-//! need resident memory, and for machines without a GPU. Locking takes 0.25 ms per MiB, mostly for faulting pages in.
+//! No driver knows about the lock, so a CUDA copy from locked memory is staged like any pageable copy. The lock is for programs
+//! that need resident memory, and for machines without a GPU. Locking takes 0.25 ms per MiB, mostly for faulting pages in.
 #![allow(unsafe_code)] // Calls `mlock`.
 
 use std::path::Path;
@@ -61,7 +61,7 @@ pub(super) fn lock_on_fault(_region: &Region) -> Result<(), SourceError> {
     Err(SourceError::new("mlock2", "needs Linux"))
 }
 
-/// Returns the error of a refused lock of `len_bytes`, with the limit that refused it and the remedy.
+/// Returns the error for a refused lock of `len_bytes`, with the limit that refused it and the remedy.
 fn lock_error(call: &'static str, error: &SourceError, len_bytes: usize) -> SourceError {
     let locked_bytes = limits::locked_bytes(Path::new("/"));
     let leaves_less = |limit: &u64| locked_bytes.is_none_or(|locked| limit.saturating_sub(locked) < len_bytes as u64);

@@ -3,8 +3,8 @@
 //! One thread faults in huge pages at 4 to 10 GB/s. With sixteen threads, and including the registration that follows, a reserve of
 //! 1 GiB is pinned at 24 GB/s (17 to 22 GB/s on a busier machine).
 //!
-//! A placement is a preference. If the node is full, pages come from another node, and a refusal of the kernel is ignored, because
-//! memory on the wrong node is slower but correct. On a machine with one node, pages are not placed.
+//! A placement is a preference. If the node is full, pages come from another node, and a refusal by the kernel is
+//! ignored, because memory on the wrong node is slower but correct. On a machine with one node, pages are not placed.
 #![allow(unsafe_code)] // Asks the kernel for a memory policy and for pages.
 
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(super) fn one_of_several(root: &Path, node: u32) -> bool {
     nodes.len() > 1 && nodes.contains(&node) && node < NODE_LIMIT
 }
 
-/// Makes the pages of this mapping come from `node`, if it is set, when they are touched. The kernel rounds `bytes` up to whole pages.
+/// Places the pages of this mapping on `node`, if set, when they are touched. The kernel rounds `bytes` up to whole pages.
 #[cfg(target_os = "linux")]
 pub(super) fn place(start: NonNull<u8>, bytes: usize, node: Option<u32>) {
     let Some(node) = node else { return };
@@ -53,7 +53,7 @@ pub(super) fn place(_start: NonNull<u8>, _bytes: usize, _node: Option<u32>) {}
 ///
 /// # Safety
 ///
-/// `region` was just mapped: it reads as zero, and nothing else uses it.
+/// `region` must be a new mapping: it reads as zero, and nothing else uses it.
 pub(super) unsafe fn populate(
     region: &Region,
     threads: usize,
@@ -131,7 +131,7 @@ fn make_present(start: NonNull<u8>, bytes: usize) -> Result<(), SourceError> {
         let Err(error) = mapping::advise(start, bytes, mapping::linux::MADV_POPULATE_WRITE) else { return Ok(()) };
         match error.code().and_then(|code| i32::try_from(code).ok()) {
             Some(libc::EINTR | libc::EAGAIN) => {}
-            // Linux before 5.14 and other systems do not know this advice.
+            // Linux before 5.14 and other systems lack this advice.
             Some(libc::EINVAL) => {
                 touch(start, bytes);
                 return Ok(());
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn pages_carry_the_policy() {
         let region = mapping::map_huge(4 * PAGE_BYTES, 0).unwrap();
-        // Node 0 is on every machine.
+        // Every machine has node 0.
         place(region.start(), 4 * PAGE_BYTES, Some(0));
         let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
         let address = format!("{:x} ", region.start().as_ptr().addr());

@@ -7,8 +7,8 @@
 //!
 //! A copy must not cross two registrations, so each region is one registration, and the source has separate regions. A
 //! registration of 8 MiB blocks the enqueues of all other threads for 0.7 to 0.8 ms, so a pool with copies in flight requests
-//! no more than 8 MiB per call, unless a single buffer needs more. `cuMemHostUnregister` waits for all work of the device and
-//! blocks all enqueues meanwhile ([`Source::blocks_on_release`]).
+//! no more than 8 MiB per call, unless a single buffer needs more. `cuMemHostUnregister` waits for all work on the
+//! device and meanwhile blocks all enqueues ([`Source::blocks_on_release`]).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::ptr::NonNull;
@@ -39,7 +39,7 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 /// slice.
 const SLICE_BYTES: u64 = 128 << 20;
 
-/// Shortest time between two registrations, so that enqueues of other threads can run between them. Without this pause an enqueue
+/// Shortest time between two registrations, so that other threads' enqueues can run between them. Without this pause an enqueue
 /// waits for several registrations, 5 to 9 ms.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -56,7 +56,7 @@ pub struct RegisterSource {
     registered: Condvar,
 }
 
-/// The state of the registrations, which the driver makes for one thread at a time.
+/// The state of the registrations, which the driver performs for one thread at a time.
 #[derive(Debug, Default)]
 struct Registering {
     is_running: bool,
@@ -69,12 +69,12 @@ impl RegisterSource {
     ///
     /// # Errors
     ///
-    /// There is no driver, no such device, the driver refuses to start, or it registers no memory here.
+    /// There is no driver, no such device, the driver refuses to start, or it cannot register memory here.
     pub fn new(ordinal: u32, node: Option<u32>) -> Result<Self, SourceError> {
         Self::for_pool(&PinOptions::new(ordinal, node))
     }
 
-    /// Makes the source as [`new`](Self::new) does, for a pool with these options.
+    /// Creates the source as [`new`](Self::new) does, for a pool with these options.
     pub(super) fn for_pool(options: &PinOptions<'_>) -> Result<Self, SourceError> {
         let device = Device::find(options.device)?;
         if device.attribute(attribute::HOST_REGISTER_SUPPORTED).is_none_or(|value| value == 0) {
@@ -116,17 +116,17 @@ impl RegisterSource {
     ///
     /// # Safety
     ///
-    /// The pages stay mapped until [`unregister`](Self::unregister) has returned without an error.
+    /// The pages must stay mapped until [`unregister`](Self::unregister) has returned without an error.
     pub(super) unsafe fn register_other(&self, region: &Region) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         self.register(region, None)
     }
 
-    /// Unregisters the memory at `start`. Waits for all work of the device. After an error the device may still access the pages.
+    /// Unregisters the memory at `start` when all device work is done. After an error the device may still access the pages.
     ///
     /// # Safety
     ///
-    /// The memory at `start` was registered by this source, and no device uses it.
+    /// The memory at `start` must be registered by this source, and no device may use it.
     pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise.
@@ -203,7 +203,7 @@ impl BuiltInSource for RegisterSource {
         self.acquire_by(len_bytes, self.threads, Some(until), &|_| {})
     }
 
-    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         self.acquire_by(len_bytes, threads, None, progress)
     }
 

@@ -12,7 +12,7 @@ pub use crate::policy::PinnedBy;
 use crate::report::Finding;
 use pinpool_os::host::PAGE_BYTES;
 
-/// Memory that a source returned and has not taken back.
+/// Memory acquired from a source and not yet released.
 ///
 /// A region does not own its memory. Dropping one leaks the memory on purpose: a device may still be reading it.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Region {
     id: u64,
 }
 
-// SAFETY: a region is the exclusive right to `len_bytes` bytes (source-C1), which is bound to no thread.
+// SAFETY: a region is the exclusive right to `len_bytes` bytes (source-C1), which is not tied to a thread.
 unsafe impl Send for Region {}
 // SAFETY: a shared region returns plain numbers.
 unsafe impl Sync for Region {}
@@ -65,7 +65,7 @@ impl RegionIds {
 ///
 /// The contract; `pinpool_testing::check_source` tests most of it:
 ///
-/// 1. **source-C1, ownership**: from a successful `acquire` until the call of `release`, the `len_bytes` bytes at `start`
+/// 1. **source-C1, ownership**: from a successful `acquire` until the `release` call, the `len_bytes` bytes at `start`
 ///    are mapped, readable and writable, belong to the caller alone and keep their address. If `release` fails, the memory
 ///    stays mapped, and the pool releases the same region again later.
 /// 2. **source-C2, initialized**: every byte has a value when `acquire` returns: the kernel's zeros, or what earlier use by
@@ -127,16 +127,16 @@ impl RegionIds {
 ///
 /// # Safety
 ///
-/// The pool returns references to this memory and lets devices read it, relying on source-C1 to C3. An implementation that
-/// violates them makes safe code undefined.
+/// The pool returns references to this memory and lets devices read it, relying on source-C1 to C3. An implementation
+/// that violates them causes undefined behavior in safe code.
 pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
     fn name(&self) -> &'static str;
 
-    /// The component that pins the memory; `None` for pageable memory.
+    /// Returns the component that pins the memory; `None` for pageable memory.
     fn pinned_by(&self) -> Option<PinnedBy>;
 
-    /// Bytes that an acquisition of `len_bytes` takes from the system.
+    /// Returns the number of bytes that an acquisition of `len_bytes` takes from the system.
     fn held_bytes(&self, len_bytes: usize) -> usize {
         len_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)
     }
@@ -157,10 +157,10 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `region` came from this source, and nothing (no reference, no copy in flight on any device) uses it any more.
+    /// `region` must come from this source, and nothing (no reference, no copy in flight on any device) may use it any more.
     unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
 
-    /// Returns whether a release waits for all work of the device and blocks enqueues meanwhile, as `cuMemFreeHost` does. The
+    /// Returns whether a release waits for all work on the device and meanwhile blocks enqueues, as `cuMemFreeHost` does. The
     /// pool then releases memory only on request, at the limit, under memory pressure and when it ends.
     fn blocks_on_release(&self) -> bool {
         false
@@ -171,7 +171,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Returns the additional calls of a source of this repository; `None` for a custom source.
+    /// Returns the additional calls of a source from this repository; `None` for a custom source.
     #[doc(hidden)]
     fn built_in(&self) -> Option<&dyn BuiltInSource> {
         None
@@ -187,16 +187,16 @@ impl dyn Source + '_ {
     }
 }
 
-/// The calls that the pool makes only to sources of this repository. For other sources, `dyn Source` implements them.
+/// The calls that the pool makes only to sources from this repository. For other sources, `dyn Source` implements them.
 pub trait BuiltInSource: Source {
-    /// Returns the exact number of bytes that `acquire_fast` takes from the system for `len_bytes`. As in source-C5, this is at
+    /// Returns the exact number of bytes that `acquire_bulk` takes from the system for `len_bytes`. As in source-C5, this is at
     /// least `len_bytes`, and never less for a larger length.
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
+    fn held_bytes_in_bulk(&self, len_bytes: usize) -> usize {
         self.held_bytes(len_bytes)
     }
 
-    /// Takes memory as `acquire` does, but waits for acquisitions of other threads only until `until`, or slightly longer.
-    /// This method is for a source that makes one acquisition at a time; by default it calls `acquire`.
+    /// Takes memory as `acquire` does, but waits for other threads' acquisitions only until `until`, or slightly
+    /// longer. This method is for a source that performs one acquisition at a time; by default it calls `acquire`.
     ///
     /// # Errors
     ///
@@ -213,7 +213,7 @@ pub trait BuiltInSource: Source {
     /// # Errors
     ///
     /// The errors of `acquire`.
-    fn acquire_fast(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         self.acquire(len_bytes).inspect(|_| progress(len_bytes))
     }
 
@@ -223,14 +223,14 @@ pub trait BuiltInSource: Source {
         None
     }
 
-    /// Returns the error of all later calls if a device reset has ended all memory of this source. Called by maintenance ticks, and
-    /// when a request is refused.
+    /// Returns the error of all later calls if a device reset has destroyed all memory of this source. Maintenance
+    /// ticks and refused requests call it.
     fn device_lost(&self) -> Option<SourceError> {
         None
     }
 
-    /// Calls `write`, which writes to a region, unless the memory of this source has ended. It cannot end meanwhile if the source
-    /// is informed of its end, as the source of the preload library is.
+    /// Calls `write`, which writes to a region, unless the memory of this source has been destroyed. A source that is
+    /// told in advance, such as the preload library's, delays the destruction until `write` returns.
     fn while_mapped(&self, write: &mut dyn FnMut()) {
         write();
     }
@@ -248,17 +248,17 @@ pub trait BuiltInSource: Source {
 
 #[deny(clippy::missing_trait_methods)]
 impl BuiltInSource for dyn Source + '_ {
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        self.built_in().map_or_else(|| self.held_bytes(len_bytes), |source| source.held_bytes_fast(len_bytes))
+    fn held_bytes_in_bulk(&self, len_bytes: usize) -> usize {
+        self.built_in().map_or_else(|| self.held_bytes(len_bytes), |source| source.held_bytes_in_bulk(len_bytes))
     }
 
     fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
         self.built_in().map_or_else(|| self.acquire(len_bytes), |source| source.acquire_until(len_bytes, until))
     }
 
-    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let Some(source) = self.built_in() else { return self.acquire(len_bytes).inspect(|_| progress(len_bytes)) };
-        source.acquire_fast(len_bytes, threads, progress)
+        source.acquire_bulk(len_bytes, threads, progress)
     }
 
     fn reserve_slice_bytes(&self) -> Option<u64> {

@@ -5,7 +5,7 @@ use super::{HeapSource, PinnedBy, Region, Source, SourceError};
 // In a model another thread may run before each call.
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
-/// A heap of separate regions, which counts them. Releases wait for copies or not.
+/// A heap of separate regions that counts them. `blocks_on_release` says whether releases count as waiting for copies.
 #[derive(Debug)]
 pub(crate) struct CountedHeap {
     heap: HeapSource,
@@ -32,7 +32,7 @@ impl CountedHeap {
     }
 }
 
-// SAFETY: passes every call on.
+// SAFETY: forwards every call.
 unsafe impl Source for CountedHeap {
     fn name(&self) -> &'static str {
         "counted heap"

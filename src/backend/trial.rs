@@ -21,8 +21,8 @@ pub struct Trial {
 }
 
 /// Tests `source` as [`Backend::Auto`](crate::Backend::Auto) does: takes at most 2 MiB and releases them. If a driver
-/// pins its memory, a context is created on the device with this ordinal, which copies from the memory. `None` if a stream
-/// capture forbids the calls: the result is unknown then.
+/// pins the memory, creates a context on the device with this ordinal and copies from the memory. Returns `None` if a
+/// stream capture forbids the calls; the result is then unknown.
 ///
 /// ```
 /// use pinpool::unstable::backend::{HeapSource, try_out};
@@ -32,7 +32,7 @@ pub struct Trial {
 /// # Ok::<(), pinpool::source::SourceError>(())
 /// ```
 ///
-/// A driver may end the process, so a program that must survive should call this function in a separate process.
+/// A driver may terminate the process, so a program that must survive should call this function in a separate process.
 ///
 /// # Errors
 ///

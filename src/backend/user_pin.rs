@@ -32,7 +32,7 @@ impl UserPin {
     ///
     /// # Safety
     ///
-    /// `region` consists of whole pages, which stay mapped until [`unpin`](Self::unpin) has returned without an error.
+    /// `region` must consist of whole pages, which stay mapped until [`unpin`](Self::unpin) has returned without an error.
     pub(crate) unsafe fn pin(region: &Region, source: &dyn Source, device: u32) -> Result<Self, SourceError> {
         let _no_device = device;
         if source.pinned_by().is_none() {
@@ -61,12 +61,12 @@ impl UserPin {
         }
     }
 
-    /// Unpins `region`. If the driver has pinned it, waits for all work of the device; after an error devices may still access the
-    /// pages.
+    /// Unpins `region`. If the driver has pinned it, waits for all work on the device; after an error devices may still
+    /// access the pages.
     ///
     /// # Safety
     ///
-    /// `region` is the region that [`pin`](Self::pin) pinned, and no device uses it.
+    /// `region` must be the region that [`pin`](Self::pin) pinned, and no device may use it.
     pub(crate) unsafe fn unpin(&self, region: &Region) -> Result<(), SourceError> {
         match self {
             Self::None => Ok(()),

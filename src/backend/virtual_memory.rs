@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The source does not record which granules are committed. The caller (the arena) does, which is why these calls are
-//! unsafe. Prior art: `VirtualAlloc` of Windows, jemalloc's
+//! unsafe. Prior art: Windows `VirtualAlloc`, jemalloc's
 //! [`extent_hooks_t`](https://jemalloc.net/jemalloc.3.html#arena.i.extent_hooks).
 #![allow(unsafe_code)] // An unsafe trait, and the one addition to an address that its callers need.
 
@@ -23,7 +23,7 @@ use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 /// Every range starts at a multiple of this, so that the kernel can use huge pages.
 pub const RANGE_ALIGN_BYTES: usize = GRANULE_BYTES;
 
-/// Addresses that a source reserved and has not taken back.
+/// Addresses reserved by a source and not yet unreserved.
 ///
 /// Like a [`Region`](super::Region), a range does not own its addresses: dropping one leaks them and all memory committed
 /// there, on purpose.
@@ -35,7 +35,7 @@ pub struct AddressRange {
     sizes: GranuleSizes,
 }
 
-// SAFETY: a range is the exclusive right to `len_bytes` addresses (vm-S1), which is bound to no thread.
+// SAFETY: a range is the exclusive right to `len_bytes` addresses (vm-S1), which is not tied to a thread.
 unsafe impl Send for AddressRange {}
 // SAFETY: a shared range returns plain numbers.
 unsafe impl Sync for AddressRange {}
@@ -117,16 +117,16 @@ impl From<RemapError> for SourceError {
 ///
 /// The contract, checked on every implementation by the suite of the crate `pinpool-testing`:
 ///
-/// 1. **vm-S1, reservation**: from a successful `reserve` until the call of `unreserve`, the `len_bytes` addresses at
+/// 1. **vm-S1, reservation**: from a successful `reserve` until the `unreserve` call, the `len_bytes` addresses at
 ///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only
 ///    committed granules may be touched.
 /// 2. **vm-S2, ownership**: from a successful `commit` until `decommit` (or a `remap` away), the bytes are mapped, readable
-///    and writable, belong to the caller alone and keep their address, pinned by what
+///    and writable, belong to the caller alone, keep their address, and are pinned by the component that
 ///    [`Source::pinned_by`](super::Source::pinned_by) names. They stay mapped, readable and writable if `decommit` fails.
 /// 3. **vm-S3, initialized**: after `commit` and `remap` every byte has a value, as in source-C2.
-/// 4. **vm-S4, contiguity**: adjacent committed granules are one piece of memory, in whichever calls they were committed: a
-///    buffer and a copy by any device may cross them, and `decommit` and `remap` take any of them, a part of one commit or
-///    several commits together. No call touches a granule outside its arguments.
+/// 4. **vm-S4, contiguity**: adjacent committed granules are one piece of memory, whichever calls committed them: a
+///    buffer and a copy by any device may cross them, and `decommit` and `remap` accept any of them, part of one commit
+///    or several commits together. No call touches a granule outside its arguments.
 /// 5. **vm-S5, accounting**: `commit` takes exactly `bytes` from the system and `decommit` returns exactly `bytes`; `remap`
 ///    never holds more than before. A failed call changes nothing, except for [`RemapError::Lost`]. `vmm` may keep a granule that
 ///    the driver refuses to release, and uses it for its next commit of that length.
@@ -136,10 +136,10 @@ impl From<RemapError> for SourceError {
 /// # Safety
 ///
 /// The pool returns references to this memory and lets devices read it, relying on vm-S1 to S4. An implementation that
-/// violates them makes safe code undefined.
+/// violates them causes undefined behavior in safe code.
 pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
-    /// Smallest granule, a power of two and at least [`PAGE_BYTES`], the default: all lengths and offsets, including the
-    /// arguments of `reserve`, are multiples of it.
+    /// Size of the smallest granule: a power of two, at least [`PAGE_BYTES`] (the default). All lengths and offsets,
+    /// including the arguments of `reserve`, are multiples of it.
     ///
     /// At higher offsets of a large pool granules are larger ([`AddressRange::granules`]).
     fn granule_bytes(&self) -> usize {
@@ -161,7 +161,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `range` came from this source's `reserve`, and none of these granules is committed.
+    /// `range` must come from this source's `reserve`, and none of these granules may be committed.
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
     /// Returns the memory of the `bytes` (not zero) at `offset` to the system.
@@ -172,8 +172,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `range` came from this source's `reserve`, all of these granules are committed, and nothing (no reference, no copy
-    /// in flight on any device) uses them any more.
+    /// `range` must come from this source's `reserve`, all of these granules must be committed, and nothing (no reference, no
+    /// copy in flight on any device) may use them any more.
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
     /// Moves the committed pieces `from` to `to`, one after the other: all of them or none. Their content need not move with
@@ -185,7 +185,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// The contract of `decommit` for the granules of `from` and of `commit` for the granules at `to`; the granules do not
+    /// The contract of `decommit` for the granules of `from` and of `commit` for the granules at `to`; the granules must not
     /// overlap.
     unsafe fn remap(&self, range: &AddressRange, from: &[Subrange], to: usize) -> Result<(), RemapError> {
         // Decommit before commit, so that the source never holds more memory than before the call (vm-S5).
@@ -200,7 +200,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
                 return Err(RemapError::Kept(cause));
             }
             // `Lost` means that all pieces are decommitted, so decommit the rest too. If this fails again for a piece, the caller
-            // may commit the piece a second time later; a source that does not allow that implements `remap` itself.
+            // may commit the piece a second time later; a source that does not allow that must implement `remap` itself.
             for piece in &from[done..] {
                 // SAFETY: the caller's promise: committed, and not yet decommitted here.
                 let _ignored = unsafe { self.decommit(range, piece.offset, piece.bytes) };
@@ -211,8 +211,8 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
         unsafe { self.commit(range, to, from.iter().map(|piece| piece.bytes).sum()) }.map_err(RemapError::Lost)
     }
 
-    /// Returns whether granules that `remap` has moved are still mapped at their old addresses too, at which nothing uses them.
-    /// Other calls remove these mappings when they must; [`unmap_old_places`](Self::unmap_old_places) removes them earlier.
+    /// Returns whether granules that `remap` has moved are also still mapped at their old addresses, where nothing uses them.
+    /// Other calls remove these mappings when necessary; [`unmap_old_places`](Self::unmap_old_places) removes them earlier.
     fn has_old_places(&self) -> bool {
         false
     }
@@ -234,7 +234,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `range` came from this source's `reserve`, nothing uses any of it any more, and every granule is decommitted or
-    /// given up (its `decommit` failed; it stays counted as held).
+    /// `range` must come from this source's `reserve`, nothing may use any of it any more, and every granule must be decommitted
+    /// or given up (its `decommit` failed; it stays counted as held).
     unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError>;
 }

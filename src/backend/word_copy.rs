@@ -24,7 +24,7 @@ pub(super) type Failure = (SourceError, bool);
 ///
 /// # Safety
 ///
-/// The first two words are aligned, readable and writable, and belong to the caller alone.
+/// The first two words must be aligned, readable and writable, and belong to the caller alone.
 pub(super) unsafe fn check(device: u32, start: NonNull<u8>) -> Result<Option<SourceError>, Failure> {
     let _entered = Device::find(device).and_then(|device| device.enter()).map_err(|error| (error, true))?;
     let stream = calls::stream_create(calls::CU_STREAM_NON_BLOCKING).map_err(|failed| (failed.into(), true))?;

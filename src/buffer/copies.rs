@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::PinnedBuf;
 use super::slice::elements_in;
 use crate::copy::{
-    self, Completion, CompletionFuture, CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued, checked_enqueue,
+    self, Completion, CompletionFuture, CopySource, CopyStream, CopyTarget, EnqueueError, Enqueued, checked_enqueue,
 };
 use crate::error::{Error, Result};
 use crate::in_flight::{CopyFences, SharedFence, WorkId};
@@ -130,8 +130,8 @@ impl From<CopyError> for std::io::Error {
     }
 }
 
-/// Calls `make_fence`, which makes a fence after work that may be running. A panic counts as a device failure: unwinding would
-/// drop the buffer, and the memory would be reused.
+/// Calls `make_fence`, which creates a fence after work that may be running. A panic counts as a device failure:
+/// unwinding would drop the buffer, and the memory would be reused.
 fn catch_fence_panic<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
     pinpool_os::unwind::catch_panic(make_fence)
         .unwrap_or_else(|| Err(Error::device_failed("recording a fence panicked")))
@@ -139,7 +139,8 @@ fn catch_fence_panic<F>(make_fence: impl FnOnce() -> Result<F>) -> Result<F> {
 
 impl PinnedBuf {
     /// Enqueues a copy of the whole buffer to the start of `target` and consumes the buffer, which returns to the pool when the
-    /// copy completes. Waits for earlier copies into the buffer. `E` is the element type of the target and is inferred.
+    /// copy completes. Blocks the calling thread until earlier copies into the buffer have completed, even copies on `stream`;
+    /// `stream.memcpy_htod(&buf, ..)` does not wait for those. `E` is the element type of the target and is inferred.
     ///
     /// # Errors
     ///
@@ -162,16 +163,16 @@ impl PinnedBuf {
         // SAFETY: the length is checked first. The engine gets the block with this copy's fence and keeps it from every other use
         // until the copy has completed (in-flight-I1); on a refusal nothing was enqueued.
         let enqueue = || unsafe { target.enqueue_write(stream, self.start().as_ptr(), self.len()) };
-        let ready = block.begin_read().map_err(CopyFailure::Refused);
+        let ready = block.begin_read().map_err(EnqueueError::Refused);
         match ready.and_then(|()| checked_enqueue(self.len(), "target", capacity_bytes, enqueue)) {
             Ok(fence) => {
-                let keeper = Some(block.keeper());
+                let listener = Some(block.copy_end_listener());
                 if let Some(block) = self.block.take() {
                     block.put_after(fence.clone());
                 }
-                Ok(Completion::tracked(fence, keeper))
+                Ok(Completion::tracked(fence, listener))
             }
-            Err(CopyFailure::Refused(error)) => Err(CopyError::with_buf(error, self)),
+            Err(EnqueueError::Refused(error)) => Err(CopyError::with_buf(error, self)),
             Err(failed) => {
                 self.track(Err(failed), CopyFences::record_read).map_err(|error| CopyError { error, buf: None })
             }
@@ -184,9 +185,9 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// If the copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0.
-    /// Otherwise the buffer is kept. The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range`
-    /// is not inside the buffer.
+    /// The errors of [`copy_to`](PinnedBuf::copy_to), and [`Error::is_invalid_request`] if `range` is not inside the buffer. If
+    /// the copy may be running and cannot be tracked, the memory is never reused, and the length of the buffer becomes 0. After
+    /// all other errors the buffer is unchanged.
     pub fn copy_range_to<S, E, T, R>(&mut self, range: R, stream: &S, target: &mut T) -> Result<Completion>
     where
         R: RangeBounds<usize>,
@@ -205,7 +206,8 @@ impl PinnedBuf {
         self.track(checked_enqueue(len, "target", capacity_bytes, enqueue), CopyFences::record_read)
     }
 
-    /// Waits for earlier copies of the buffer, then enqueues a copy that fills it from the start of `source`.
+    /// Blocks the calling thread until earlier copies of the buffer have completed, even copies on `stream`, then enqueues a copy
+    /// that fills it from the start of `source`.
     /// [`PendingBuf::wait`] returns the buffer when the copy completes.
     ///
     /// ```
@@ -221,8 +223,8 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The errors of [`copy_to`](PinnedBuf::copy_to); [`Error::is_copy_refused`] also if the source is too small.
-    /// [`CopyError::into_buf`] returns the buffer unless it is unknown whether a copy is running. Slices of a buffer with a
-    /// running copy wait for it.
+    /// [`CopyError::into_buf`] returns the buffer unless it is unknown whether a copy is running. If an earlier copy is running,
+    /// the methods that return slices wait for that copy.
     pub fn copy_from<S, E, T>(mut self, stream: &S, source: &T) -> Result<PendingBuf, CopyError>
     where
         S: ?Sized,
@@ -258,19 +260,6 @@ impl PinnedBuf {
         self.release_with_fence(|| stream.record_fence().map(Some))
     }
 
-    /// Consumes the buffer, which returns to the pool when the work that `event` covers now has completed: all work enqueued
-    /// before the event was last recorded. The caller may record or drop the event immediately. An event that was never
-    /// recorded covers nothing. If the driver refuses a fence after the event, the call waits for the event.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`release_after`](PinnedBuf::release_after), and [`Error::is_device`] if the event was last recorded on a
-    /// stream that captured a graph.
-    #[cfg(feature = "cuda")]
-    pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
-        self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
-    }
-
     /// Records that the work enqueued so far on `stream` uses the buffer, which stays with the caller: a kernel that uses the memory
     /// through its device pointer, or a copy by another library. The buffer returns to the pool only when that work, too, has
     /// completed. For several streams, call it for each. [`release_after`](PinnedBuf::release_after) also consumes the buffer.
@@ -291,69 +280,6 @@ impl PinnedBuf {
     /// nothing is recorded.
     pub fn record_stream<S: CopyStream + ?Sized>(&mut self, stream: &S) -> Result<()> {
         self.record_work(|| None, || stream.record_fence().map(Some))
-    }
-
-    /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that `event` covers now: all work enqueued before the
-    /// event was last recorded. [`release_after_event`](PinnedBuf::release_after_event) describes the event.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream), and [`Error::is_device`] if the event was last recorded on a
-    /// stream that captured a graph.
-    #[cfg(feature = "cuda")]
-    pub fn record_event(&mut self, event: &cudarc::driver::CudaEvent) -> Result<()> {
-        self.record_work(|| None, || copy::cuda::fence_after_event(event))
-    }
-
-    /// Records the work on a stream that is known by its handle alone: `stream` is a `CUstream` or a `cudaStream_t`. The legacy
-    /// stream (null) belongs to the current context, and the per-thread stream also to this thread. Unlike after
-    /// [`record_stream`](PinnedBuf::record_stream), a second call can correct a failure.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::is_unavailable`]: there is no driver, so no work uses the buffer,
-    /// - [`Error::is_forked`]: this is a forked child; nothing is recorded,
-    /// - [`Error::is_invalid_handle`]: the driver knows no such stream, or a default stream was passed without a current context,
-    /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
-    ///
-    /// After the last two items the memory is never reused unless a later call for the same stream succeeds. No later call
-    /// helps after a capture, since each launch of the graph uses the memory again, nor if a default stream was passed without
-    /// a current context.
-    ///
-    /// # Safety
-    ///
-    /// The stream is not destroyed during the call, nor between a failed call and the next call for this stream. Its context,
-    /// unless it is a primary context, is not destroyed before the pool has ended: until the last handle and buffer
-    /// are dropped, another thread may query the context, even if the work has completed.
-    #[cfg(feature = "cuda")]
-    pub unsafe fn record_raw_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
-        let id = || Some(copy::cuda::work_id(stream.addr()));
-        // SAFETY: the caller promises that the stream is not destroyed during the call.
-        self.record_work(id, || unsafe { copy::cuda::fence_after_stream(stream.cast()) }.map(Some))
-    }
-
-    /// Records, as [`record_raw_stream`](PinnedBuf::record_raw_stream) does, the work that an event covers now: all work enqueued
-    /// before the event was last recorded. `event` is a `CUevent` or a `cudaEvent_t`. The caller may record or destroy the event
-    /// immediately. An event that was never recorded covers nothing. If the work has not completed, a context (the event's or
-    /// another) must be current on this thread. If the driver refuses a fence after the event, the call waits for the event.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`record_raw_stream`](PinnedBuf::record_raw_stream). An event that was recorded in a capture is
-    /// [`Error::is_device`], and a null event is [`Error::is_invalid_handle`].
-    ///
-    /// # Safety
-    ///
-    /// The event is not destroyed during the call, nor destroyed or recorded between a failed call and the next call for this
-    /// event. The requirement of [`record_raw_stream`](PinnedBuf::record_raw_stream) for the stream's context applies to the
-    /// contexts of the event and of this thread.
-    #[cfg(feature = "cuda")]
-    pub unsafe fn record_raw_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
-        // The event's inverted address identifies its work, because no stream has such a handle. A null event, if not inverted,
-        // would be taken as a default stream.
-        let id = || Some(copy::cuda::work_id(!event.addr()));
-        // SAFETY: the caller promises that the event is not destroyed during the call.
-        self.record_work(id, || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 
     /// Records the fence that `make_fence` returns for the work of a stream or event. If there is no fence, records the work as
@@ -378,7 +304,7 @@ impl PinnedBuf {
                 fence.into_iter().for_each(|fence| fences.record_write(fence));
                 Ok(())
             }
-            // Without a driver there is no such work. A stream of other code may have work nevertheless.
+            // Without a driver there is no such work. But a stream without an id may still have work.
             Err(error) if id.is_some() && error.is_unavailable() => Err(error),
             Err(error) => {
                 // Each launch of a captured graph uses the buffer again, so no later call may forget this entry.
@@ -407,26 +333,13 @@ impl PinnedBuf {
         }
     }
 
-    /// Returns the device address of the first byte, for kernels that read the memory in place. Their work is not tracked:
-    /// release the buffer with [`release_after`](PinnedBuf::release_after).
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::is_unmapped`]: the memory is not mapped for the device of this context, since it was not pinned by CUDA,
-    /// - [`Error::is_forked`]: this is a forked child.
-    #[cfg(feature = "cuda")]
-    pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
-        self.check_reachable()?;
-        copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
-    }
-
     /// Records an enqueued copy with `record`. If the copy may be running and has no fence, leaks the memory.
     fn track(&mut self, enqueued: Enqueued, record: fn(&mut CopyFences, SharedFence)) -> Result<Completion> {
         let (fence, failure) = match enqueued {
             Ok(fence) => (fence, None),
-            Err(CopyFailure::Failed(error, fence)) => (fence, Some(error)),
-            Err(CopyFailure::Refused(error)) => return Err(error),
-            Err(CopyFailure::Unknown(error)) => {
+            Err(EnqueueError::Failed(error, fence)) => (fence, Some(error)),
+            Err(EnqueueError::Refused(error)) => return Err(error),
+            Err(EnqueueError::Unknown(error)) => {
                 std::mem::take(self).leak(&error);
                 return Err(error);
             }
@@ -443,5 +356,95 @@ impl PinnedBuf {
             drop(block.copy_fences_mut().take());
             block.leak(error);
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl PinnedBuf {
+    /// Consumes the buffer, which returns to the pool when the work that `event` covers now has completed: all work enqueued
+    /// before the event was last recorded. The caller may record or drop the event immediately. An event that was never
+    /// recorded covers nothing. If the driver refuses a fence after the event, the call waits for the event.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`release_after`](PinnedBuf::release_after), and [`Error::is_device`] if the event was last recorded on a
+    /// stream that captured a graph.
+    pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
+        self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
+    }
+
+    /// Records, as [`record_stream`](PinnedBuf::record_stream) does, the work that `event` covers now: all work enqueued before the
+    /// event was last recorded. [`release_after_event`](PinnedBuf::release_after_event) describes the event.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`record_stream`](PinnedBuf::record_stream), and [`Error::is_device`] if the event was last recorded on a
+    /// stream that captured a graph.
+    pub fn record_event(&mut self, event: &cudarc::driver::CudaEvent) -> Result<()> {
+        self.record_work(|| None, || copy::cuda::fence_after_event(event))
+    }
+
+    /// Returns the device address of the first byte, for kernels that read the memory in place. Their work is not tracked:
+    /// release the buffer with [`release_after`](PinnedBuf::release_after).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::is_unmapped`]: the memory is not mapped for the device of this context, since it was not pinned by CUDA,
+    /// - [`Error::is_forked`]: this is a forked child.
+    pub fn device_ptr(&self, context: &std::sync::Arc<cudarc::driver::CudaContext>) -> Result<u64> {
+        self.check_reachable()?;
+        copy::cuda::mapped_address(context, self.start().as_ptr(), self.len())
+    }
+
+    /// Records the work on a stream that is known by its handle alone: `stream` is a `CUstream` or a `cudaStream_t`. The legacy
+    /// stream (null) belongs to the current context, and the per-thread stream also to this thread. Unlike after
+    /// [`record_stream`](PinnedBuf::record_stream), a second call can correct a failure, as callers from C and Python need. In Rust
+    /// use `record_stream` with a [`RawStream`](crate::copy::cuda::RawStream).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::is_unavailable`]: there is no driver, so no work uses the buffer,
+    /// - [`Error::is_forked`]: this is a forked child; nothing is recorded,
+    /// - [`Error::is_invalid_handle`]: the driver knows no such stream, or it is a default stream and no context is current,
+    /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
+    ///
+    /// After the last two, the memory is never reused unless a later call for the same stream succeeds (if no context was current:
+    /// a call on this thread with the context of the work current); after a capture, never.
+    ///
+    /// # Safety
+    ///
+    /// The stream must not be destroyed during the call, nor between a failed call and the next call for this stream. Its
+    /// context, unless it is a primary context, must not be destroyed before the pool has ended: until the last handle and
+    /// buffer are dropped, another thread may query the context, even if the work has completed.
+    #[doc(hidden)]
+    pub unsafe fn record_raw_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
+        let id = || Some(copy::cuda::work_id(stream.addr()));
+        // SAFETY: the caller promises that the stream is not destroyed during the call.
+        let stream = unsafe { copy::cuda::RawStream::new(stream) };
+        self.record_work(id, || stream.record_fence().map(Some))
+    }
+
+    /// Records, as [`record_raw_stream`](PinnedBuf::record_raw_stream) does, the work that an event covers now: all work enqueued
+    /// before the event was last recorded. `event` is a `CUevent` or a `cudaEvent_t`. The caller may record or destroy the event
+    /// immediately. An event that was never recorded covers nothing. If the work has not completed, a context (the event's or
+    /// another) must be current on this thread. If the driver refuses a fence after the event, the call waits for the event.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`record_raw_stream`](PinnedBuf::record_raw_stream). An event that was recorded in a capture is
+    /// [`Error::is_device`], and a null event is [`Error::is_invalid_handle`].
+    ///
+    /// # Safety
+    ///
+    /// The event must not be destroyed during the call, nor destroyed or recorded between a failed call and the next call for
+    /// this event. The requirement of [`record_raw_stream`](PinnedBuf::record_raw_stream) for the stream's context applies to the
+    /// contexts of the event and of this thread.
+    #[doc(hidden)]
+    pub unsafe fn record_raw_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
+        // The event's inverted address identifies its work, because no stream has such a handle. A null event, if not
+        // inverted, would be mistaken for a default stream.
+        let id = || Some(copy::cuda::work_id(!event.addr()));
+        // SAFETY: the caller promises that the event is not destroyed during the call.
+        self.record_work(id, || unsafe { copy::cuda::fence_after_event_handle(event.cast()) })
     }
 }

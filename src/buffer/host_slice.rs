@@ -5,6 +5,7 @@
 //! whole life, so the fence outlives every borrow of the view (host-slice-I1).
 #![allow(unsafe_code)] // Implements an unsafe interface of cudarc.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Range, RangeBounds};
 
@@ -13,11 +14,11 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
 use super::PinnedBuf;
 use super::slice::{check_cast, elements_in};
-use crate::copy::cuda::{HostSliceFence, ensure_access, refuse_host_slice};
+use crate::copy::cuda::{HostSliceFence, ensure_access};
 use crate::error::Result;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy from: `stream.memcpy_htod(&buf.view(..n)?, &mut device)`. The
-/// buffer records the copy.
+/// buffer records the copy. Only a source: as a destination use a [`BufViewMut`].
 pub type BufView<'a, T = u8> = TrackedView<&'a PinnedBuf, T>;
 
 /// A part of a [`PinnedBuf`] as elements of `T`, to copy into: `stream.memcpy_dtoh(&device, &mut buf.view_mut(..n)?)`. The
@@ -84,17 +85,13 @@ impl PinnedBuf {
         Ok(TrackedView { bytes: 0..self.len(), buf: self, element: PhantomData })
     }
 
-    /// Makes the fence of a copy that cudarc starts on `stream`. Returns `None` for an empty buffer. If the device cannot access
-    /// the memory, or no fence can be made, returns `None` and stores an error in the stream's context object.
+    /// Creates the fence of a copy that cudarc starts on `stream`. Returns `None` for an empty buffer. Panics if the device cannot
+    /// access the memory, or no fence can be created.
     fn fence_on(&self, stream: &CudaStream) -> Option<HostSliceFence> {
-        let block = self.block.as_ref()?;
-        let ensured = || ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
-        let is_accessible = block.check_process().is_ok() && ensured().is_ok();
-        let fence = if is_accessible { HostSliceFence::new(stream) } else { None };
-        if fence.is_none() {
-            refuse_host_slice(stream);
-        }
-        fence
+        self.block.as_ref()?.check_process().unwrap_or_else(|error| refuse(&error));
+        let accessible = ensure_access(stream.context().ordinal(), self.start().as_ptr(), self.len());
+        accessible.unwrap_or_else(|why| refuse(&why));
+        Some(HostSliceFence::new(stream).unwrap_or_else(|failed| refuse(&failed)))
     }
 
     fn lend<'a, T: Pod>(&'a self, part: Range<usize>, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
@@ -107,10 +104,7 @@ impl PinnedBuf {
         copy_fences.lend(fence.shared.clone());
         // SAFETY: the fence outlives `'a` (host-slice-I1): it is in the buffer's list, which drops it only through `&mut`.
         let guard = unsafe { fence.guard() };
-        if earlier_copies.is_err() {
-            refuse_host_slice(stream);
-            return (&[], guard);
-        }
+        earlier_copies.unwrap_or_else(|error| refuse(&error));
         // SAFETY: by cudarc's contract the bytes are used only on `stream`, so after its own writes; the call above has waited
         // for all other writes.
         let bytes = unsafe { self.bytes() };
@@ -127,15 +121,17 @@ impl PinnedBuf {
         copy_fences.record_write(fence.shared.clone());
         // SAFETY: as in `lend`.
         let guard = unsafe { fence.guard() };
-        if earlier_copies.is_err() {
-            refuse_host_slice(stream);
-            return (&mut [], guard);
-        }
+        earlier_copies.unwrap_or_else(|error| refuse(&error));
         // SAFETY: by cudarc's contract the bytes are used only on `stream`, so after its own copies; the call above has waited
         // for all other copies.
         let bytes = unsafe { self.bytes_mut() };
         (bytemuck::cast_slice_mut(&mut bytes[part]), guard)
     }
+}
+
+/// Panics, because a slice cannot be refused in another way: without bytes, cudarc's call would succeed and copy nothing.
+fn refuse(why: &dyn fmt::Display) -> ! {
+    panic!("cannot track this copy of cudarc: {why}; `PinnedBuf::copy_to` and `copy_from` return such an error")
 }
 
 impl<B, T: Pod> TrackedView<B, T> {
@@ -168,10 +164,11 @@ impl<B, T: Pod> TrackedView<B, T> {
 /// earlier copies into the buffer on other streams. A call that writes to the buffer waits for all earlier copies on other
 /// streams.
 ///
-/// If a copy cannot be tracked, cudarc's call returns `Ok` and **copies nothing**, and its next call returns
-/// `CUDA_ERROR_NOT_PERMITTED`. This happens in a forked child, after the failure of an earlier copy that the new copy must wait
-/// for, if the device cannot reach the memory, or if the driver reports too little about the stream.
-/// [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error themselves.
+/// # Panics
+///
+/// cudarc's call panics, and copies nothing, if the copy cannot be tracked: in a forked child, after the failure of an earlier
+/// copy that the new copy must wait for, if the device cannot reach the memory, or if the driver reports too little about the
+/// stream. [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error instead.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {
         PinnedBuf::len(self)
@@ -186,7 +183,7 @@ impl HostSlice<u8> for PinnedBuf {
     }
 }
 
-/// A source only. As a destination it accepts no bytes, and the context gets the error `CUDA_ERROR_NOT_PERMITTED`.
+/// Only a source: cudarc's call panics if a `BufView` is the destination.
 impl<T: Pod> HostSlice<T> for BufView<'_, T> {
     fn len(&self) -> usize {
         self.len()
@@ -196,9 +193,8 @@ impl<T: Pod> HostSlice<T> for BufView<'_, T> {
         self.buf.lend(self.bytes.clone(), stream)
     }
 
-    unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
-        refuse_host_slice(stream);
-        (&mut [], SyncOnDrop::Record(None))
+    unsafe fn stream_synced_mut_slice<'a>(&'a mut self, _: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
+        panic!("a `BufView` is only a source of copies; copy into a `BufViewMut`")
     }
 }
 

@@ -60,7 +60,7 @@ struct Aligned;
 ///   ─────────────────────────────────────────────────────   ──────────────────────────────────────────────────────
 ///   buf.copy_to(&stream, &mut dst)?                         stream.memcpy_htod(&**buf.wait_slice()?, &mut dst)
 ///   buf.copy_range_to(0..n, &stream, &mut dst)?             Tensor::from_raw_buffer(buf.wait_slice()?, ..)
-///   // below: only the context's next call returns an error   and drop(buf) before the device is synchronized
+///   // below: panics if the copy cannot be tracked          and drop(buf) before the device is synchronized
 ///   stream.memcpy_htod(&buf, &mut dst)?
 ///   stream.memcpy_htod(&buf.view(..n)?, &mut dst)?
 ///   stream.memcpy_htod(&buf.view_as::<f32>()?, &mut f)?
@@ -109,7 +109,7 @@ struct Aligned;
 ///
 /// After a device failure it is unknown whether a copy has completed. The memory is quarantined until the copy's fence confirms
 /// that, and [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes may still change, so
-/// every access returns an error, and a cudarc copy from the buffer copies nothing. If the copy read *from* the buffer, the bytes
+/// every access returns an error, and a cudarc call that copies from the buffer panics. If the copy read *from* the buffer, the bytes
 /// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver or `PINPOOL_HUGETLB` is
 /// set, since children inherit neither driver memory nor such huge pages.
 pub struct PinnedBuf {
@@ -134,8 +134,8 @@ impl Default for PinnedBuf {
 }
 
 impl PinnedBuf {
-    /// Makes a buffer of `len` bytes that begins at the first multiple of `align` in `block`. The block's class was computed for
-    /// `len` and `align` (buffer-I1).
+    /// Creates a buffer of `len` bytes that begins at the first multiple of `align` in `block`. The block's class was
+    /// computed for `len` and `align` (buffer-I1).
     pub(crate) fn from_block(mut block: Block, len: usize, align: usize) -> Self {
         // This is 0 if `align` is at most a page, and otherwise at most `align` minus a page. The class has room for these bytes
         // in addition to `len` (`size_class`).
@@ -146,7 +146,7 @@ impl PinnedBuf {
         Self { block: ManuallyDrop::new(Some(block)) }
     }
 
-    /// Makes a buffer of the first `len` bytes of a fast-path block in the size class of `len`.
+    /// Creates a buffer of the first `len` bytes of a fast-path block in the size class of `len`.
     #[inline(always)]
     pub(crate) fn from_fast_path_block(mut block: Block, len: usize) -> Self {
         block.set_len_on_fast_path(len);
@@ -216,8 +216,8 @@ impl PinnedBuf {
         self.start().as_ptr()
     }
 
-    /// Returns the address of the first byte, as [`as_ptr`](PinnedBuf::as_ptr) gives it, for code that writes through the
-    /// address, such as `O_DIRECT` reads and io_uring. A device may be using the bytes until [`wait`](PinnedBuf::wait) has
+    /// Returns the address of the first byte, like [`as_ptr`](PinnedBuf::as_ptr), for code that writes through the address,
+    /// such as `O_DIRECT` reads and io_uring. A device may be using the bytes until [`wait`](PinnedBuf::wait) has
     /// returned.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_ptr().cast_mut()
@@ -246,14 +246,14 @@ impl PinnedBuf {
     pub fn wait_slice(&self) -> Result<&PinnedSlice<u8>> {
         if !self.is_fast_path() {
             self.check_reachable()?;
-            self.wait_for_writes()?;
+            self.recorded_copies().map_or(Ok(()), |copies| copies.wait_for_writes(None))?;
         }
         // SAFETY: no copy writes here: none was recorded (block-I2), or the wait returned `Ok` (buffer-I2).
         Ok(PinnedSlice::from_ref(unsafe { self.bytes() }))
     }
 
-    /// As [`wait_slice`](PinnedBuf::wait_slice), but returns a plain slice, for a library that starts a copy from a slice.
-    /// [`PinnedBuf`](PinnedBuf#which-copies-are-tracked) lists the tracked copies.
+    /// Waits like [`wait_slice`](PinnedBuf::wait_slice), but returns a plain slice, for a library that starts a copy
+    /// from a slice. [`PinnedBuf`](PinnedBuf#which-copies-are-tracked) lists the tracked copies.
     ///
     /// # Errors
     ///
@@ -291,6 +291,18 @@ impl PinnedBuf {
         if self.is_free() { Ok(()) } else { self.wait() }
     }
 
+    /// Returns the bytes for reading, or `None` while a copy into the buffer may be writing to them. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`wait_slice`](PinnedBuf::wait_slice).
+    pub fn try_slice(&self) -> Result<Option<&PinnedSlice<u8>>> {
+        self.check_reachable()?;
+        let is_written = self.recorded_copies().map_or(Ok(true), CopyFences::are_writes_complete)?;
+        // SAFETY: no copy writes here: none is recorded, or all have completed (buffer-I2).
+        Ok(is_written.then(|| PinnedSlice::from_ref(unsafe { self.bytes() })))
+    }
+
     /// Returns the bytes for writing, or `None` while a copy may be using them. Does not wait.
     ///
     /// # Errors
@@ -304,7 +316,7 @@ impl PinnedBuf {
         if is_free { self.wait_slice_mut().map(Some) } else { Ok(None) }
     }
 
-    /// As [`wait_slice`](PinnedBuf::wait_slice), with elements of type `T`.
+    /// Waits like [`wait_slice`](PinnedBuf::wait_slice), and returns the bytes as elements of type `T`.
     ///
     /// # Errors
     ///
@@ -314,7 +326,7 @@ impl PinnedBuf {
         slice::cast(self.wait_slice()?)
     }
 
-    /// As [`wait_slice_mut`](PinnedBuf::wait_slice_mut), with elements of type `T`.
+    /// Waits like [`wait_slice_mut`](PinnedBuf::wait_slice_mut), and returns the bytes as elements of type `T`.
     ///
     /// ```
     /// # let pool = pinpool::Pool::builder().backend(pinpool::Backend::Heap).build()?;
@@ -336,7 +348,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// No copy is writing to the bytes, or they are read on the stream of that copy, after the copy.
+    /// No copy may be writing to the bytes, unless they are read on the stream of that copy, after the copy.
     #[inline(always)]
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: buffer-I1 and buffer-I3; `&self` excludes writers in this process; the caller excludes device writes.
@@ -347,7 +359,7 @@ impl PinnedBuf {
     ///
     /// # Safety
     ///
-    /// No copy is using the bytes, or they are written on the stream of that copy, after the copy.
+    /// No copy may be using the bytes, unless they are written on the stream of that copy, after the copy.
     #[inline(always)]
     unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: buffer-I1 and buffer-I3; `&mut self` makes it the only slice; the caller excludes copies that use the bytes.
@@ -370,14 +382,12 @@ impl PinnedBuf {
         self.block.as_mut().filter(|block| !block.is_forked()).is_none_or(|block| is_free(block.copy_fences_mut()))
     }
 
-    /// Waits for the recorded copies into the buffer.
+    /// Returns the recorded copies. Returns `None` in a forked child: no device uses the child's copy of the memory, and the
+    /// child lacks the threads that complete fences.
     #[inline]
-    fn wait_for_writes(&self) -> Result<()> {
-        match &*self.block {
-            // No device uses a forked child's copy of the memory, and the threads that complete fences are not there.
-            Some(block) if block.copy_fences().any() && !block.is_forked() => block.copy_fences().wait_for_writes(None),
-            _ => Ok(()),
-        }
+    fn recorded_copies(&self) -> Option<&CopyFences> {
+        let block = self.block.as_ref()?;
+        (block.copy_fences().any() && !block.is_forked()).then(|| block.copy_fences())
     }
 }
 

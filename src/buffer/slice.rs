@@ -16,8 +16,8 @@ use crate::error::{ErrorKind, Result};
 /// and indexing work as on any slice.
 ///
 /// Neither this type nor a range of it is a `HostSlice` of cudarc, because a copy started from it would not be tracked: the next
-/// user of the buffer could overwrite the bytes during the copy. What methods of slices return (`split_at`, `get`, `as_ref`) is a
-/// plain slice, which cudarc accepts, so do not pass it to cudarc. This does not compile:
+/// user of the buffer could overwrite the bytes during the copy. Slice methods (`split_at`, `get`, `as_ref`) return
+/// plain slices, which cudarc accepts, so do not pass these to cudarc. This does not compile:
 ///
 #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -130,7 +130,7 @@ impl<T> IndexMut<usize> for PinnedSlice<T> {
     }
 }
 
-/// Makes a range of a `PinnedSlice` a `PinnedSlice` again. Without these implementations, indexing would go through `Deref` to a
+/// Makes indexing by a range return a `PinnedSlice`. Without these implementations, indexing would go through `Deref` to a
 /// plain slice.
 macro_rules! index_by_range {
     ($($range:ty),*) => {$(

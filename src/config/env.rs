@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
 use super::{Backend, ExtraSettings};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use strsim::levenshtein;
 
 /// The prefix of every variable.
@@ -81,7 +81,7 @@ impl Variable {
 macro_rules! variables {
     ($(group $group:literal; $(
         #[doc = $doc:literal] $(#[doc = $in_code:literal])?
-        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+        $variable:literal = $default:expr, $name:ident($argument:ty $(, $wrap:path)?): $type:ty as $format:expr;
     )+)+) => {
         /// All variables.
         pub static VARIABLES: &[Variable] = &[
@@ -135,7 +135,7 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
             settings.retired.push(format!("{name}={text}: {instead}"));
             return Ok(());
         }
-        return Err(setting_error("setting", name, format!("unknown setting; {}", advice_for(name))));
+        return Err(ErrorKind::UnknownSetting { name: name.to_owned(), advice: advice_for(name) }.into());
     };
     let before = (variable.set_to)(settings);
     (variable.read)(settings, text).map_err(|error| variable.invalid_value(text, &error, ""))?;
@@ -164,10 +164,8 @@ fn retired(word: &str) -> Option<String> {
 
 /// Returns a suggestion for `name`, which is not a variable.
 fn advice_for(name: &str) -> String {
-    match nearest(name) {
-        Some(nearest) => format!("did you mean {nearest}?"),
-        None => "`pinpool doctor --settings --all` lists the variables".to_owned(),
-    }
+    let list = || "`pinpool doctor --settings --all` lists the variables".to_owned();
+    nearest(name).map_or_else(list, |nearest| format!("did you mean {nearest}?"))
 }
 
 /// Returns the variable with the most similar name, if that name is similar enough.

@@ -8,7 +8,7 @@
 //!
 //! This module prints nothing and logs nothing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::backend::Backend;
@@ -37,8 +37,8 @@ pub use crate::size_class::Rounding;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// A quarter of the memory limit of the cgroup, or of the machine's memory if no cgroup limit is below it, but no more than is
-    /// available. All pools of the process with this limit share it.
+    /// A quarter of the memory limit of the cgroup, or of the machine's memory if no cgroup limit is lower, but no more
+    /// than is available. All pools of the process with this limit share it.
     Auto,
     /// This many bytes.
     Bytes(u64),
@@ -82,6 +82,31 @@ pub enum SharedLimitName {
     Auto,
     /// The shared limit with this name: up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
     Named(String),
+}
+
+/// Converts the text of the variable: `none`, `auto` or a name. [`PoolBuilder::build`](crate::PoolBuilder::build) refuses an
+/// invalid name.
+impl From<&str> for SharedLimitName {
+    fn from(text: &str) -> Self {
+        text.parse().unwrap_or_else(|_| Self::Named(text.to_owned()))
+    }
+}
+
+/// The Unix socket that serves the statistics of a pool (`PINPOOL_SOCKET`). Converts from a path. In the variable, only a text
+/// with a slash is a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatsSocket {
+    /// A path that `pinpool top` finds by the process ID.
+    Default,
+    /// This path.
+    Path(PathBuf),
+}
+
+impl<P: AsRef<Path>> From<P> for StatsSocket {
+    fn from(path: P) -> Self {
+        Self::Path(path.as_ref().to_owned())
+    }
 }
 
 /// Settings that have no variable.

@@ -1,7 +1,8 @@
 //! The settings: one row each, from which the fields, the variables, the builder's methods and `docs/settings.md` are made.
 //!
 //! A row has, in this order: the effect of the setting (at most 15 words), what its Rust values mean if the effect names values as
-//! text, its variable, its default, its name, the argument of its builder method, its type, and the text format of its variable.
+//! text, its variable, its default, its name, the argument of its builder method (and what wraps it), its type, and the text format
+//! of its variable.
 //! To add a setting, add a row. If another setting implies or contradicts the new one, add a line in [`Settings::resolve`] or
 //! [`Config::contradictions`].
 
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName};
+use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName, StatsSocket};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 
@@ -35,8 +36,8 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        /// In code, the variant [`Named`](SharedLimitName::Named), `Auto` or `None`.
-        "PINPOOL_LEDGER" = SharedLimitName::None, ledger(SharedLimitName): SharedLimitName as word();
+        /// In code, the text of the variable or a [`SharedLimitName`].
+        "PINPOOL_LEDGER" = SharedLimitName::None, ledger(impl Into<SharedLimitName>): SharedLimitName as word();
 
         group "Waiting";
 
@@ -44,7 +45,7 @@ macro_rules! for_each_setting {
         // enough that a user does not assume a hang if the program itself holds every buffer: the request then fails. The log says
         // immediately that a request waits.
         /// How long a request waits at the limit: a time, 0, or none (forever).
-        /// In code, `None` waits forever, and [`Duration::ZERO`] not at all.
+        /// In code, `None` waits forever, and [`Duration::ZERO`] not at all. Under `OnFull::Pageable` the default is 100 ms, and under `tensorflow` 0.
         "PINPOOL_WAIT" = Some(Duration::from_secs(30)), wait(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         // The default is the same with and without a GPU, so that a loader that holds too much fails on its developer's machine.
@@ -78,12 +79,12 @@ macro_rules! for_each_setting {
         group "Observation";
 
         /// File to record to: a path (.gz compresses, %p is the process ID), or none.
-        /// In code, `None` records nothing.
-        "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
+        /// In code, the path.
+        "PINPOOL_TRACE" = None, trace(impl Into<PathBuf>, Some): Option<PathBuf> as PATH_OR_NONE;
 
         /// Unix socket that serves statistics: a path, 1 (a default path), or none.
-        /// In code, `None` serves no statistics.
-        "PINPOOL_SOCKET" = None, socket(impl Into<Option<PathBuf>>): Option<PathBuf> as SOCKET;
+        /// In code, a path or a [`StatsSocket`].
+        "PINPOOL_SOCKET" = None, socket(impl Into<StatsSocket>, Some): Option<StatsSocket> as SOCKET;
 
         group "Policy";
 
@@ -125,7 +126,7 @@ pub(crate) use for_each_setting;
 macro_rules! fields {
     ($(group $group:literal; $(
         #[doc = $doc:literal] $(#[doc = $in_code:literal])?
-        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+        $variable:literal = $default:expr, $name:ident($argument:ty $(, $wrap:path)?): $type:ty as $format:expr;
     )+)+) => {
         /// The values that code or the environment sets; `None` for a setting that is not set.
         #[derive(Debug, Clone, Default)]

@@ -1,4 +1,4 @@
-//! Handles to the end of a copy: to query it, to wait for it, or to await it in a task.
+//! Handles for a copy in flight: query its end, wait for it, or await it in a task.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -36,13 +36,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 pub struct Completion {
     /// `None` for a copy of zero bytes.
     fence: Option<SharedFence>,
-    /// The pool that keeps the buffer until the copy completes, if the copy took the buffer.
-    keeper: Option<Weak<dyn CopyKeeper>>,
+    /// The pool of the buffer, if the copy took the buffer.
+    listener: Option<Weak<dyn CopyEndListener>>,
 }
 
-/// Keeps buffers until their copies have completed.
-pub(crate) trait CopyKeeper: Send + Sync {
-    /// Called after the user has waited for the end of a copy.
+/// Notified when a user has waited for the end of a copy.
+pub(crate) trait CopyEndListener: Send + Sync {
     fn on_copy_ended(&self);
 }
 
@@ -65,19 +64,19 @@ pub struct CompletionFuture<T = ()> {
 }
 
 impl Completion {
-    pub(crate) fn tracked(fence: SharedFence, keeper: Option<Weak<dyn CopyKeeper>>) -> Self {
-        Self { fence: Some(fence), keeper }
+    pub(crate) fn tracked(fence: SharedFence, listener: Option<Weak<dyn CopyEndListener>>) -> Self {
+        Self { fence: Some(fence), listener }
     }
 
     /// Returns the completion of a copy of zero bytes.
     pub(crate) fn completed() -> Self {
-        Self { fence: None, keeper: None }
+        Self { fence: None, listener: None }
     }
 
-    /// Notifies the keeper, so that the buffer of a completed copy becomes idle immediately.
-    fn notify_keeper(&self) {
-        if let Some(keeper) = self.keeper.as_ref().and_then(Weak::upgrade) {
-            keeper.on_copy_ended();
+    /// Notifies the listener, so that the buffer of a completed copy becomes idle immediately.
+    fn notify_listener(&self) {
+        if let Some(listener) = self.listener.as_ref().and_then(Weak::upgrade) {
+            listener.on_copy_ended();
         }
     }
 
@@ -99,7 +98,7 @@ impl Completion {
     /// The errors of [`is_complete`](Completion::is_complete).
     pub fn wait(&self) -> Result<()> {
         self.fence.as_ref().map_or(Ok(()), |fence| fence.wait())?;
-        self.notify_keeper();
+        self.notify_listener();
         Ok(())
     }
 
@@ -119,7 +118,7 @@ impl Completion {
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        self.notify_keeper();
+        self.notify_listener();
         Ok(true)
     }
 }

@@ -21,7 +21,7 @@ pub(crate) mod completion;
 pub mod cuda;
 
 pub use crate::in_flight::{Fence, StreamId};
-pub(crate) use completion::{Completion, CompletionFuture, CopyKeeper};
+pub(crate) use completion::{Completion, CompletionFuture, CopyEndListener};
 
 /// The fence of work that cannot be tracked because the driver refused a fence. The memory is leaked unless a later call for
 /// the work succeeds.
@@ -48,28 +48,28 @@ pub(crate) fn timeline_bytes() -> u64 {
     0
 }
 
-/// Memory that can be copied into on a stream `S`. `E` is the element type of the memory. It only helps the compiler to find the
-/// implementation, since all sizes are in bytes.
+/// Memory that can be copied into on a stream `S`. `E`, the element type of the memory, only selects the implementation; all sizes
+/// are in bytes.
 ///
 /// # Safety
 ///
-/// On `Ok` and [`CopyFailure::Failed`], the returned fence must satisfy the contract of [`Fence`] for this copy; on
-/// [`CopyFailure::Refused`] nothing may have been enqueued that reads the source. A panic is not caught, and the buffer
+/// On `Ok` and [`EnqueueError::Failed`], the returned fence must satisfy the contract of [`Fence`] for this copy; on
+/// [`EnqueueError::Refused`] nothing may have been enqueued that reads the source. A panic is not caught, and the buffer
 /// may be reused immediately, so the function must not panic once something is enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
-    /// Length of this memory in bytes.
+    /// Returns the length of this memory in bytes.
     fn capacity_bytes(&self) -> usize;
 
     /// Enqueues a copy of `len` bytes from `source` to the front of this memory and returns immediately, with a fence.
     ///
     /// # Errors
     ///
-    /// A [`CopyFailure`], which tells whether the stream may be reading the source.
+    /// An [`EnqueueError`], which says whether the stream may be reading the source.
     ///
     /// # Safety
     ///
-    /// The `len` bytes at `source` stay readable and unchanged until the fence returns `Ok(true)`, and `len` is at most
+    /// The `len` bytes at `source` must stay readable and unchanged until the fence returns `Ok(true)`, and `len` must be at most
     /// [`capacity_bytes`](CopyTarget::capacity_bytes).
     unsafe fn enqueue_write(&mut self, stream: &S, source: *const u8, len: usize) -> Enqueued;
 }
@@ -81,18 +81,18 @@ pub unsafe trait CopyTarget<S: ?Sized, E = u8> {
 /// The contract of [`CopyTarget`], for the buffer that is written to.
 #[allow(unsafe_code)]
 pub unsafe trait CopySource<S: ?Sized, E = u8> {
-    /// Bytes that can be copied.
+    /// Returns the number of bytes that can be copied.
     fn available_bytes(&self) -> usize;
 
     /// Enqueues a copy of `len` bytes from the front of this memory to `target` and returns immediately, with a fence.
     ///
     /// # Errors
     ///
-    /// A [`CopyFailure`], which tells whether the stream may be writing to the target.
+    /// An [`EnqueueError`], which says whether the stream may be writing to the target.
     ///
     /// # Safety
     ///
-    /// Nothing else touches the `len` bytes at `target` until the fence returns `Ok(true)`, and `len` is at most
+    /// Nothing else may touch the `len` bytes at `target` until the fence returns `Ok(true)`, and `len` must be at most
     /// [`available_bytes`](CopySource::available_bytes).
     unsafe fn enqueue_read(&self, stream: &S, target: *mut u8, len: usize) -> Enqueued;
 }
@@ -116,12 +116,12 @@ pub unsafe trait CopyStream {
 }
 
 /// A copy that was enqueued, with its fence.
-pub type Enqueued = Result<Arc<dyn Fence>, CopyFailure>;
+pub type Enqueued = Result<Arc<dyn Fence>, EnqueueError>;
 
 /// Why a copy was not enqueued, failed, or cannot be tracked.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum CopyFailure {
+pub enum EnqueueError {
     /// Nothing was enqueued: the buffer may be reused.
     Refused(Error),
     /// The copy failed and part of it may be running: the buffer may be reused once the fence is complete.
@@ -133,5 +133,5 @@ pub enum CopyFailure {
 /// Calls `enqueue` for a copy of `len` bytes, unless `len` exceeds the `bytes` of the device memory.
 pub(crate) fn checked_enqueue(len: usize, what: &str, bytes: usize, enqueue: impl FnOnce() -> Enqueued) -> Enqueued {
     let why = || format!("the {what} has only {bytes}B; make it larger or request a shorter buffer");
-    if len <= bytes { enqueue() } else { Err(CopyFailure::Refused(Error::copy_refused(len, why()))) }
+    if len <= bytes { enqueue() } else { Err(EnqueueError::Refused(Error::copy_refused(len, why()))) }
 }

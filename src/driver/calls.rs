@@ -162,7 +162,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_int) -> Result<c_int, FailedCall
 ///
 /// # Safety
 ///
-/// The stream is alive.
+/// The stream must be alive.
 pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, FailedCall> {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller's promise; `status` takes the result.
@@ -174,7 +174,7 @@ pub(crate) unsafe fn is_capturing(stream: CUstream) -> Result<bool, FailedCall> 
 ///
 /// # Safety
 ///
-/// The stream is alive.
+/// The stream must be alive.
 pub(crate) unsafe fn stream_context(stream: CUstream) -> Result<(CUcontext, GreenContext), FailedCall> {
     let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the caller's promise; two valid out-pointers.
@@ -193,7 +193,7 @@ pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr
     const DEVICE_POINTER: c_int = 3;
     let mut address: CUdeviceptr = 0;
     let place = (&raw mut address).cast();
-    // SAFETY: the value of this attribute is an address; the driver looks the pointer up and reads nothing behind it.
+    // SAFETY: the value of this attribute is an address; the driver looks up the pointer and does not dereference it.
     unsafe { pointer_attribute_call(place, DEVICE_POINTER, start.addr() as CUdeviceptr) }.map(|()| address)
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn pointer_device_pointer(start: *const c_void) -> Result<CUdeviceptr
 ///
 /// # Safety
 ///
-/// The stream is alive.
+/// The stream must be alive.
 pub(crate) unsafe fn device_alloc_async(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, FailedCall> {
     let mut address = 0;
     // SAFETY: the caller's promise; `address` takes the result.

@@ -64,14 +64,14 @@ impl Code {
 
     /// Returns whether the driver must not be queried again about the same work. True for three kinds of codes:
     ///
-    /// - Errors after which, by their text in `cuda.h` (CUDA 13.1), "the process must be terminated and relaunched": every later
+    /// - Errors after which, according to `cuda.h` (CUDA 13.1), "the process must be terminated and relaunched": every later
     ///   call returns the same error.
     /// - The context or the handle is gone. Another object may get the handle, and a later answer would be about that object.
     /// - The event was recorded into a graph (907): each launch of the graph repeats its copy.
     ///
-    /// After any other code, also a code that is newer than this list, the query is repeated. That is the safe choice: whatever this
-    /// function returns, the memory stays quarantined until the driver confirms the end of the work, and the pool still owns the
-    /// handle, so the only cost is the query. If a temporary error counted as permanent, the memory would leak.
+    /// After any other code, including a code that is newer than this list, the query is repeated. That is the safe choice:
+    /// whatever this function returns, the memory stays quarantined until the driver confirms the end of the work, and the pool
+    /// still owns the handle, so the only cost is the query. If a temporary error counted as permanent, the memory would leak.
     pub(crate) fn is_permanent(self) -> bool {
         // CONTAINED, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK,
         // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.

@@ -126,7 +126,7 @@ fn was_reset() -> SourceError {
     error.with_remedy("build a new pool after a reset of the device")
 }
 
-/// Returns the device that this process works with, as far as the driver shows it: the device of the context that is current on
+/// Returns the device that this process uses, as far as the driver reports it: the device of the context that is current on
 /// this thread, else `preferred` if it has a primary context, else the first device that has one. Loads and starts no driver, and
 /// creates no context.
 pub(crate) fn in_use(preferred: Option<u32>) -> Option<u32> {

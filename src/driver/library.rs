@@ -12,7 +12,7 @@ pub(crate) fn is_present() -> bool {
     library().is_some()
 }
 
-/// Returns the function of this name, if the driver has it.
+/// Returns the function with this name, if the driver has it.
 pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     symbol_of(library()?, name)
 }
@@ -72,8 +72,8 @@ fn symbol_of(library: Handle, name: &CStr) -> Option<Handle> {
     NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
 }
 
-/// Returns the function of this name in the library that `dlopen("libcuda.so")` finds, if that library is not the driver in use.
-/// cudarc and other programs try this library name first. Loads the library.
+/// Returns the function with this name in the library that `dlopen("libcuda.so")` finds, if that library is not the
+/// driver in use. cudarc and other programs try this library name first. Loads the library.
 pub(crate) fn symbol_before(name: &CStr) -> Option<NonNull<c_void>> {
     let own = symbol(name)?;
     symbol_of(open(c"libcuda.so", 0)?, name).filter(|&found| found != own)

@@ -92,7 +92,7 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// The context is retained for as long as the result lives.
+    /// The context must be retained for as long as the result lives.
     pub(crate) unsafe fn enter(self) -> Result<CurrentContext, FailedCall> {
         self.check()?;
         // SAFETY: the caller's promise.
@@ -100,8 +100,8 @@ impl Context {
     }
 }
 
-/// Makes `call`, and repeats it once if it fails. A driver call may return an error of earlier asynchronous work; the repeated call
-/// then returns its own result.
+/// Makes `call`, and repeats it once if it fails. A driver call may return an error from earlier asynchronous work; the
+/// repeated call then returns its own result.
 pub(crate) fn with_one_retry<R, E>(mut call: impl FnMut() -> Result<R, E>) -> Result<R, E> {
     call().or_else(|_| call())
 }
@@ -141,7 +141,7 @@ impl CurrentContext {
     ///
     /// # Safety
     ///
-    /// `context` is retained for as long as the result lives.
+    /// `context` must be retained for as long as the result lives.
     pub(crate) unsafe fn enter(context: sys::CUcontext) -> Result<Self, FailedCall> {
         let previous = calls::current_context()?;
         if previous == context {
@@ -163,12 +163,12 @@ impl Drop for CurrentContext {
     }
 }
 
-/// The relaxed capture mode of this thread, until this is dropped. Event queries, allocations and registrations of this thread then
-/// invalidate no capture. A query of the legacy stream still invalidates the captures that are ordered with it, and a wait for a
-/// context invalidates the captures of its streams.
+/// The relaxed capture mode of this thread, until this is dropped. Event queries, allocations and registrations by this
+/// thread then invalidate no capture. A query of the legacy stream still invalidates the captures that are ordered with
+/// it, and a wait for a context invalidates the captures of its streams.
 ///
-/// A capture in CUDA's default mode forbids event queries and allocations on all threads of the process. The calls of this crate
-/// touch no capturing stream, so for them the rule protects nothing.
+/// A capture in CUDA's default mode forbids event queries and allocations on all threads of the process. This crate's
+/// calls touch no capturing stream, so for them the rule protects nothing.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {
     previous: Option<c_int>,

@@ -15,7 +15,7 @@ const CHECK: &str = "gpu";
 
 /// Starts the driver (`cuInit`). On failure returns the meaning and the driver's code.
 pub(crate) fn init() -> Result<(), (&'static str, Code)> {
-    // SAFETY: may be called at any time, any number of times; 0 is the only flag there is.
+    // SAFETY: may be called at any time, any number of times; 0 is the only valid flag.
     unsafe { calls::init(0) }.map_err(|FailedCall { code, .. }| (meaning(code), code))
 }
 
@@ -139,7 +139,7 @@ fn dlopen_error() -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: a C string that lives until the next call of this thread to the loader.
+    // SAFETY: a C string that lives until this thread's next call to the loader.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 

@@ -47,7 +47,7 @@ impl MemoryLocation {
         Self { kind: LOCATION_DEVICE, id }
     }
 
-    /// Returns the location on the NUMA node `node` of the host; `None` means the host without a choice of the node.
+    /// Returns the location on the NUMA node `node` of the host; `None` lets the driver choose the node.
     pub(crate) fn host(node: Option<u32>) -> Self {
         let node = node.map(|node| (LOCATION_HOST_NUMA, c_int::try_from(node).unwrap_or(0)));
         let (kind, id) = node.unwrap_or((LOCATION_HOST, 0));

@@ -1,8 +1,8 @@
 //! Keeps threads from calling a driver that does not return.
 //!
-//! A query usually takes a microsecond, but the driver may block a call for seconds while the device is being reset or is lost. In
-//! that case the threads that have called wait in the driver, and the other threads, which only poll for completion, continue
-//! without an answer.
+//! A query usually takes a microsecond, but the driver may block a call for seconds while the device is being reset or
+//! is lost. In that case the threads that are already in a call wait in the driver, and the other threads, which only
+//! poll for completion, continue without an answer.
 
 use pinpool_os::clock::monotonic_ns;
 use pinpool_os::sync::unmodeled::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ pub(crate) fn query<R>(query: impl FnOnce() -> R) -> Option<R> {
     Some(query())
 }
 
-/// A query in progress, which ends when this is dropped, also if the query panics.
+/// A query in progress, which ends when this is dropped, even if the query panics.
 struct RunningQuery;
 
 impl Drop for RunningQuery {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use super::cache::thread_cache::{Entry, SpareEntries};
 use super::memory::BlockMemory;
-use super::meter::owners::TagRow;
+use super::meter::holders::TagRow;
 use crate::in_flight::CopyFences;
 use crate::quota::Claim;
 use crate::size_class::Class;

@@ -1,4 +1,4 @@
-//! The calls of a buffer on its block: copies begin and end, and the block returns to its pool.
+//! The calls that a buffer makes on its block: copies begin and end, and the block returns to its pool.
 //!
 //! ```text
 //!   fill ─▶ begin_read ─▶ enqueue ─▶ put_after(fence) ─▶ in flight ─▶ idle
@@ -10,9 +10,9 @@
 
 use std::sync::{Arc, Weak};
 
-use super::pool_core::{Block, KeptCore, PoolCore};
+use super::pool_core::{Block, BorrowedReference, PoolCore};
 use crate::backend::{HugeTlb, PinnedBy};
-use crate::copy::CopyKeeper;
+use crate::copy::CopyEndListener;
 use crate::error::{Error, Result};
 use crate::in_flight::SharedFence;
 
@@ -64,16 +64,16 @@ impl Block {
     pub(crate) fn put_after(mut self, fence: SharedFence) {
         let mut fences = self.copy_fences_mut().take();
         fences.push(fence);
-        KeptCore::take(&self).put_after(self, fences);
+        BorrowedReference::take(&self).put_after(self, fences);
     }
 
-    /// Returns the keeper of the block while the copy that consumed it runs.
-    pub(crate) fn keeper(&self) -> Weak<dyn CopyKeeper> {
+    /// Returns what a user notifies of the end of the copy that consumed the block: its pool.
+    pub(crate) fn copy_end_listener(&self) -> Weak<dyn CopyEndListener> {
         Arc::<PoolCore>::downgrade(self.pool())
     }
 
     /// Never uses the block again, because the pool cannot know whether a device still uses it.
     pub(crate) fn leak(self, error: &Error) {
-        KeptCore::take(&self).quarantine_or_leak(self, None, error);
+        BorrowedReference::take(&self).quarantine_or_leak(self, None, error);
     }
 }

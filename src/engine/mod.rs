@@ -27,9 +27,9 @@ mod meter;
 mod pool_core;
 mod wait_queue;
 
-pub(crate) use self::memory::{Adopted, ArenaSettings, ArenaSupply, CalledSource, Memory, RegionSupply, granule_bytes};
 pub(crate) use self::meter::clock::Timekeeper;
-pub(crate) use self::meter::owners::Tag;
+pub(crate) use self::meter::holders::Tag;
 pub(crate) use self::pool_core::{Block, BlockRequest, HostLimit, PartitionCore, PoolCore, ThreadShard};
 pub(crate) use self::wait_queue::{FirstAttempt, WaitTicket};
+pub(crate) use memory::{Adopted, ArenaSettings, ArenaSupply, Memory, MeteredSource, RegionSupply, granule_bytes};
 pub use meter::clock::ManualClock;

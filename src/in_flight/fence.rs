@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::thread::ThreadId;
+use std::thread::{self, ThreadId};
 
 use smallvec::SmallVec;
 
@@ -59,16 +59,16 @@ pub struct StreamId {
 }
 
 impl StreamId {
-    /// Returns an identity for a new stream. For implementors of [`Fence`]: take one when the stream is made, keep it with the
-    /// stream, and return it from the fences of all its copies.
+    /// Returns an identity for a new stream. For implementors of [`Fence`]: take one when the stream is created, keep
+    /// it with the stream, and return it from the fences of all its copies.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: the only requirement is that no number is assigned twice.
         Self { family: 0, number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Returns the identity of the stream with this `number` in a driver context that assigns no number twice. `family` is the
-    /// address of an object of the context that lives as long as the process.
+    /// Returns the identity of the stream with this `number`, which the driver assigns once in the process (`cuStreamGetId`). The
+    /// `family` only groups streams by context: it is the address of an object of the context that lives as long as the process.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn of_driver(family: usize, number: u64) -> Self {
         Self { family, number }
@@ -85,7 +85,7 @@ pub(crate) type SharedFence = Arc<dyn Fence>;
 /// The fences of one buffer. Most buffers have one fence, which needs no allocation.
 pub(crate) type Fences = SmallVec<[SharedFence; 1]>;
 
-/// The reason why a fence did not answer.
+/// The reason that a fence did not answer.
 #[derive(Debug)]
 pub(super) struct FenceFailure {
     pub(super) error: Error,
@@ -94,7 +94,7 @@ pub(super) struct FenceFailure {
 }
 
 /// Queries fences, which a user may have implemented, and returns whether all of them are complete. If one of them fails, its
-/// failure outweighs the answers of the others (in-flight-I2). A panic counts as a failure, so that nothing but the memory is
+/// failure outweighs the other answers (in-flight-I2). A panic counts as a failure, so that nothing but the memory is
 /// lost.
 pub(super) fn query(fences: &[SharedFence]) -> Result<bool, FenceFailure> {
     match catch_panic(|| fences.iter().try_fold(true, |all, fence| Ok(fence.is_complete()? && all))) {
@@ -151,8 +151,8 @@ struct Access {
     kind: AccessKind,
 }
 
-/// The identity of a stream or event of other code: its handle, the context for a default stream, and the thread for a per-thread
-/// default stream.
+/// The identity of a stream or event of other code: its handle, the context for a default stream (0: none was current), and the
+/// thread for a per-thread default stream and for a default stream without a context.
 pub(crate) type WorkId = (usize, usize, Option<ThreadId>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +171,10 @@ impl Access {
     /// Returns whether the access is on `stream`; `false` if either stream is unknown.
     fn is_on(&self, stream: Option<StreamId>) -> bool {
         stream.is_some() && stream_id_of(&*self.fence) == stream
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(self.kind, AccessKind::Write | AccessKind::Unfenced(_))
     }
 }
 
@@ -205,10 +209,12 @@ impl CopyFences {
         self.push(failed, id.map_or(AccessKind::Write, AccessKind::Unfenced));
     }
 
-    /// Forgets the unfenced work of this stream or event, because a later fence covers the work or the work has completed.
+    /// Forgets the unfenced work of this stream or event, because a later fence covers the work or the work has completed. Also
+    /// forgets what this thread recorded with the same default handle when no context was current.
     pub(crate) fn forget_unfenced(&mut self, id: WorkId) {
         if let Some(accesses) = self.0.get_mut() {
-            accesses.get_mut().retain(|each| each.kind != AccessKind::Unfenced(id));
+            let forgotten = [id, (id.0, 0, Some(thread::current().id()))].map(AccessKind::Unfenced);
+            accesses.get_mut().retain(|each| !forgotten.contains(&each.kind));
         }
     }
 
@@ -240,10 +246,7 @@ impl CopyFences {
             })
         });
         completed.for_each(|each| discard(each.fence));
-        match first_failure {
-            Some(error) => Err(error),
-            None => Ok(accesses.is_empty()),
-        }
+        first_failure.map_or(Ok(accesses.is_empty()), Err)
     }
 
     /// Returns whether a copy was ever recorded.
@@ -262,7 +265,13 @@ impl CopyFences {
     /// all copies if `stream` is unknown. Fails if such a copy failed, because the bytes are then unknown and may still be
     /// written to. A failure of a copy that only reads the buffer does not prevent reading its bytes.
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
-        self.wait_for(|each| matches!(each.kind, AccessKind::Write | AccessKind::Unfenced(_)) && !each.is_on(stream))
+        self.wait_for(|each| each.is_write() && !each.is_on(stream))
+    }
+
+    /// Returns whether all copies into the buffer have completed. Fails under the same condition.
+    pub(crate) fn are_writes_complete(&self) -> Result<bool> {
+        let writes = self.copied(Access::is_write);
+        writes.iter().try_fold(true, |all, each| Ok(is_complete(&each.fence)? && all))
     }
 
     /// Waits for every copy that is not on `stream`. Fails if such a copy failed.
@@ -273,19 +282,23 @@ impl CopyFences {
     }
 
     #[cold]
-    fn wait_for(&self, concerns: impl Fn(&Access) -> bool) -> Result<()> {
-        let Some(accesses) = self.0.get() else { return Ok(()) };
-        // The list is copied, because a wait under its lock would delay other threads that check the buffer.
-        let accesses: Vec<_> = accesses.lock().iter().filter(|each| concerns(each)).cloned().collect();
+    fn wait_for(&self, concern: impl Fn(&Access) -> bool) -> Result<()> {
         let mut outcome = Ok(());
         // Waits for every copy, even after another copy failed.
-        for each in accesses {
+        for each in self.copied(concern) {
             let waited = each.fence.wait();
             if outcome.is_ok() {
                 outcome = waited;
             }
         }
         outcome
+    }
+
+    /// Returns a copy of the accesses that `concern` the caller: a wait under the lock of the list would delay other threads
+    /// that check the buffer.
+    fn copied(&self, concern: impl Fn(&Access) -> bool) -> Vec<Access> {
+        let accesses = self.0.get().map(|accesses| accesses.lock());
+        accesses.iter().flat_map(|accesses| accesses.iter()).filter(|each| concern(each)).cloned().collect()
     }
 
     /// Returns whether no copy was ever recorded, or all recorded copies were found to have completed. Takes no lock.
@@ -413,7 +426,7 @@ mod tests {
         assert!(!copies.remove_completed().unwrap());
         fences[0].fail();
         copies.record_write(fences[0].clone());
-        assert!(copies.wait_for_others(None).is_err(), "it is waited for, and failed");
+        assert!(copies.wait_for_others(None).is_err(), "the wait includes it, and it failed");
     }
 
     #[test]

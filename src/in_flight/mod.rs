@@ -150,13 +150,13 @@ impl<T> InFlight<T> {
         stats.memory.buffers = stats.memory.buffers.saturating_sub(self.quarantined());
     }
 
-    /// Calls `see` with each item, under a lock. So `see` must not lock or wait.
+    /// Calls `see` with each item under a lock, so `see` must not lock or wait.
     pub(crate) fn for_each(&self, see: impl FnMut(&T)) {
         let state = self.state.lock();
         state.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(see);
     }
 
-    /// Returns the item that has been in flight for the longest time.
+    /// Returns the item that has been in flight longest.
     pub(crate) fn oldest(&self, now_us: u64) -> Option<PendingGroup> {
         let state = self.state.lock();
         let heads = state.queues.iter().filter_map(|queue| queue.copies.front());
@@ -211,7 +211,7 @@ impl<T> InFlight<T> {
                     swept.completed.push(copy.item);
                     continue;
                 }
-                let needs_query = scope == QueryScope::All || scope == QueryScope::Unknown && known.is_none();
+                let needs_query = scope == QueryScope::All || scope == QueryScope::Undecided && known.is_none();
                 pending.extend(needs_query.then_some(queue.key));
                 break;
             }
@@ -249,7 +249,7 @@ impl<T> InFlight<T> {
         let mut next = Some(first);
         while let Some((number, fences)) = next {
             let answer = match catch_panic(|| are_complete_by_load(&fences)).flatten() {
-                Some(false) if scope == QueryScope::Unknown => Ok(false),
+                Some(false) if scope == QueryScope::Undecided => Ok(false),
                 _ => query(&fences),
             };
             discard(fences);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     fn completed(in_flight: &InFlight<u32>) -> Vec<u32> {
-        in_flight.sweep(QueryScope::Unknown).completed.into_iter().collect()
+        in_flight.sweep(QueryScope::Undecided).completed.into_iter().collect()
     }
 
     fn insert(in_flight: &InFlight<u32>, item: u32, stream: u64) -> Arc<ScriptedFence> {
@@ -395,7 +395,7 @@ mod tests {
         let in_flight = InFlight::new();
         let broken = [1, 2, 3].map(|item| insert(&in_flight, item, item.into()));
         broken.iter().for_each(|fence| fence.fail());
-        for FailedItem { item, fences, .. } in in_flight.sweep(QueryScope::Unknown).failed {
+        for FailedItem { item, fences, .. } in in_flight.sweep(QueryScope::Undecided).failed {
             in_flight.quarantine(item, fences.unwrap()).unwrap();
         }
         assert!(in_flight.query_quarantined(usize::MAX).0.is_empty());
@@ -509,7 +509,7 @@ mod tests {
         in_flight.begin_query(1).unwrap();
         in_flight.state.lock().find(1).unwrap().remove(kept + 3).unwrap();
         insert(&in_flight, 3, kept + 1).finish();
-        assert_eq!(queues(), 3, "one with an item, one that a thread queries, and the new one");
+        assert_eq!(queues(), 3, "a queue with an item, a queue that a thread queries, and the new one");
         in_flight.end_query(1);
         running.finish();
         assert_eq!(completed(&in_flight), [1, 3]);
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(in_flight.end().abandoned, [1], "another thread is querying it");
         let later = insert(&in_flight, 2, 1);
         let mut swept = SweepResult { completed: SmallVec::new(), failed: Vec::new() };
-        in_flight.sweep_queue(1, first, QueryScope::Unknown, &mut swept);
+        in_flight.sweep_queue(1, first, QueryScope::Undecided, &mut swept);
         assert!(swept.completed.is_empty() && swept.failed.is_empty());
         in_flight.end_query(1);
         later.finish();

@@ -1,7 +1,7 @@
 //! Every interleaving of threads that put, sweep and abandon items in flight.
 //!
-//! The device reads a cell before its fence is complete, and the thread that gets the item writes to it. So loom reports an item
-//! that leaves too early, and one that leaves on an ordering that is too weak. It reports a thread that is never woken as
+//! The device reads a cell before its fence is complete, and the thread that gets the item writes to it. So loom
+//! reports an item that leaves too early or with too weak an ordering. It reports a thread that is never woken as
 //! a deadlock.
 #![allow(unsafe_code)] // Implements `Fence`.
 
@@ -33,7 +33,7 @@ impl Copied {
     /// The device ends the copy.
     pub(crate) fn finish(&self) {
         self.memory.with(|_| ());
-        // Release, with the Acquire in `is_complete`: what a fence of a driver does.
+        // Release, with the Acquire in `is_complete`, as a driver's fence does.
         self.is_complete.store(true, Ordering::Release);
     }
 
@@ -43,7 +43,7 @@ impl Copied {
     }
 }
 
-// SAFETY: is complete only after the read.
+// SAFETY: complete only after the read.
 unsafe impl Fence for Copied {
     fn is_complete(&self) -> Result<bool> {
         Ok(self.is_complete.load(Ordering::Acquire))
@@ -64,7 +64,7 @@ fn insert(in_flight: &Items, copied: &Arc<Copied>) {
     in_flight.insert(copied.clone(), 10, std::iter::once(copied.clone() as SharedFence).collect(), 0);
 }
 
-/// Uses what a sweep returned. Returns how many that are.
+/// Reuses the items that a sweep returned, and returns their number.
 fn reuse(swept: SweepResult<Arc<Copied>>) -> usize {
     assert!(swept.failed.is_empty());
     swept.completed.iter().for_each(|copied| copied.reuse());
@@ -97,11 +97,11 @@ fn loom_an_item_completes_once_and_after_its_fence() {
         insert(&in_flight, &copied);
         let device = copied.clone();
         let finishing = thread::spawn(move || device.finish());
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
-        let mine = reuse(in_flight.sweep(QueryScope::Unknown));
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Undecided)));
+        let mine = reuse(in_flight.sweep(QueryScope::Undecided));
         finishing.join().unwrap();
         let early = mine + sweeping.join().unwrap();
-        let late = reuse(in_flight.sweep(QueryScope::Unknown));
+        let late = reuse(in_flight.sweep(QueryScope::Undecided));
         assert_eq!((early + late, in_flight.count(), in_flight.bytes()), (1, 0, 0));
         early
     });
@@ -114,10 +114,10 @@ fn loom_an_item_that_arrives_during_a_sweep_is_counted_and_completes() {
         let (in_flight, copied) = (Arc::new(Items::new()), Copied::new());
         copied.finish();
         let arriving = spawn(&in_flight, move |in_flight| insert(in_flight, &copied));
-        let early = reuse(in_flight.sweep(QueryScope::Unknown));
+        let early = reuse(in_flight.sweep(QueryScope::Undecided));
         assert!(in_flight.count() <= 1);
         arriving.join().unwrap();
-        assert_eq!(early + reuse(in_flight.sweep(QueryScope::Unknown)), 1);
+        assert_eq!(early + reuse(in_flight.sweep(QueryScope::Undecided)), 1);
         assert_eq!((in_flight.count(), in_flight.bytes()), (0, 0));
         early
     });
@@ -151,7 +151,7 @@ fn loom_an_item_is_swept_or_abandoned() {
         let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
         items.iter().for_each(|copied| insert(&in_flight, copied));
         items.iter().for_each(|copied| copied.finish());
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Undecided)));
         let abandoned = ended(&in_flight);
         let swept = sweeping.join().unwrap();
         assert_eq!((swept + abandoned, in_flight.count(), in_flight.bytes()), (2, 0, 0));
@@ -159,30 +159,30 @@ fn loom_an_item_is_swept_or_abandoned() {
     });
 }
 
-/// Fails if sweeps share a queue and items leave by their place: then one thread learns of the first item and takes the
-/// second. Either the exclusive query of a queue or the number of the item prevents that.
+/// Fails if sweeps share a queue and items leave by their position: then one thread learns of the first item and takes
+/// the second. Either the exclusive query of a queue or the number of the item prevents that.
 #[test]
 fn loom_the_end_of_one_item_completes_no_other() {
     model(&[1], || {
         let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
         items.iter().for_each(|copied| insert(&in_flight, copied));
         items[0].finish();
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
-        let early = reuse(in_flight.sweep(QueryScope::Unknown)) + sweeping.join().unwrap();
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Undecided)));
+        let early = reuse(in_flight.sweep(QueryScope::Undecided)) + sweeping.join().unwrap();
         items[1].finish();
-        assert_eq!((reuse(in_flight.sweep(QueryScope::Unknown)), in_flight.count()), (1, 0));
+        assert_eq!((reuse(in_flight.sweep(QueryScope::Undecided)), in_flight.count()), (1, 0));
         early
     });
 }
 
-/// Fails if items leave by their place: then a sweep that learnt of an item takes the one that came after the end.
+/// Fails if items leave by their position: then a sweep that learned of an item takes the item that came after the end.
 #[test]
 fn loom_a_sweep_takes_nothing_in_place_of_an_abandoned_item() {
     model(&[0, 1], || {
         let (in_flight, items) = (Arc::new(Items::new()), [Copied::new(), Copied::new()]);
         insert(&in_flight, &items[0]);
         items[0].finish();
-        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Unknown)));
+        let sweeping = spawn(&in_flight, |in_flight| reuse(in_flight.sweep(QueryScope::Undecided)));
         let abandoned = ended(&in_flight);
         insert(&in_flight, &items[1]);
         let swept = sweeping.join().unwrap();

@@ -45,9 +45,9 @@ pub(super) struct Queue<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueryScope {
     /// No fences: the sweep removes only items that loads report as complete. It calls no driver and takes no other lock.
-    Nothing,
+    LoadsOnly,
     /// Fences for which a load has no answer.
-    Unknown,
+    Undecided,
     /// All fences, to detect a failed device.
     All,
 }

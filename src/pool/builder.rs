@@ -14,8 +14,8 @@ use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
 use crate::config::{
-    Config, ExtraSettings, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitName, env,
-    for_each_setting,
+    Config, ExtraSettings, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitName,
+    StatsSocket, env, for_each_setting,
 };
 use crate::engine::ManualClock;
 use crate::error::{Error, Result};
@@ -78,7 +78,7 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::is_setting`](crate::Error::is_setting), as [`build`](Self::build).
+    /// [`Error::is_setting`](crate::Error::is_setting), as for [`build`](Self::build).
     #[doc(hidden)]
     pub fn config(&self) -> Result<Config> {
         let report = self.examine();
@@ -103,7 +103,7 @@ impl PoolBuilder {
         report
     }
 
-    /// Sets whether the process's maintenance thread serves the pool; by default it does. The thread releases idle memory
+    /// Sets whether the process's maintenance thread serves the pool (the default). The thread releases idle memory
     /// and keeps statistics current while the program makes no calls. Without it, call [`Pool::maintain`] periodically. Async
     /// requests, awaited copies, a shared limit, pinning (`register`, a reserve) and releases of idle GPU memory start threads
     /// in any case.
@@ -159,7 +159,7 @@ impl PoolBuilder {
     }
 
     /// Calls `listener` after every check of the rates, printed or not. The thread that triggered the check by returning a buffer
-    /// makes the call, outside all pool locks. A panic of the listener is caught.
+    /// makes the call, outside all pool locks. A panic in the listener is caught.
     #[doc(hidden)]
     pub fn unstable_on_check(mut self, listener: impl Fn(&RateCheckReport) + Send + Sync + 'static) -> Self {
         self.log.listener = Some(Arc::new(listener));
@@ -175,10 +175,11 @@ impl PoolBuilder {
     /// device work. A named `gpu` or `vmm` is tried here as well; any other named backend is not used before the first
     /// request.
     ///
-    /// If the process has not started the driver, `auto` postpones the trials to the first call on the pool, which makes them on
-    /// the calling thread. A child forked before that call starts the pool for itself, and can use CUDA. With a reserve, a
-    /// recording, a NUMA node or a shared limit the trials are not postponed. If a postponed start finds no address space, the
-    /// pool warns and works as `tensorflow` over `heap`.
+    /// If the process has not started the driver, `auto` postpones the trials to [`Pool::start`] or another first call on the
+    /// pool, which makes them on the calling thread. An async program should call `start` on a thread that may block. A child
+    /// forked before that call starts the pool for itself, and can use CUDA. With a reserve, a recording, a NUMA node or a
+    /// shared limit the trials are not postponed. If a postponed start finds no address space, the pool warns and works as
+    /// `tensorflow` over `heap`.
     ///
     /// # Errors
     ///
@@ -216,7 +217,7 @@ impl PoolBuilder {
 macro_rules! setters {
     ($(group $group:literal; $(
         #[doc = $doc:literal] $(#[doc = $in_code:literal])?
-        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
+        $variable:literal = $default:expr, $name:ident($argument:ty $(, $wrap:path)?): $type:ty as $format:expr;
     )+)+) => {
         impl PoolBuilder {
             /// Sets the setting `name` from text, as its variable does. Use it for values from a file or
@@ -227,8 +228,8 @@ macro_rules! setters {
             $($(#[doc = concat!("| `", $variable, "` |", $doc, " |")])+)+
             ///
             /// The names `maintenance_thread` and `call_stacks` (with the feature `observe`), which have no variable, are
-            /// accepted too. [`build`](Self::build) fails if there is no such setting, if its value is invalid, or if code sets
-            /// two values for one variable. A retired setting is ignored with a warning.
+            /// accepted too. [`build`](Self::build) fails if there is no such setting, if its value is invalid, or if it
+            /// contradicts an earlier value for the same variable. A retired setting is ignored with a warning.
             ///
             /// ```
             /// let pool = pinpool::Pool::builder().setting("backend", "heap").setting("PINPOOL_MAX_BYTES", "1.5G").build()?;
@@ -248,7 +249,7 @@ macro_rules! setters {
                 ///
                 #[doc = concat!("The variable `", $variable, "` takes the values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
                 pub fn $name(mut self, value: $argument) -> Self {
-                    self.settings.$name = Some(value.into());
+                    self.settings.$name = Some($($wrap)?(value.into()));
                     self
                 }
             )+)+

@@ -18,12 +18,12 @@ impl Config {
     }
 
     /// Chooses the source of memory for a pool with these settings as [`PoolBuilder::build`](crate::PoolBuilder::build) does, and
-    /// reports why better sources were skipped. The backends named in `without`, each with a reason, are not tried. Use `without`
-    /// to exclude backends of a driver that would end this process; `gpu` excludes all driver backends.
+    /// reports why better sources were skipped. The backends named in `without`, each with a reason, are not tried. Use
+    /// `without` to exclude backends of a driver that would terminate this process; `gpu` excludes all driver backends.
     ///
     /// # Errors
     ///
-    /// [`Error::is_setting`](crate::Error::is_setting) or [`Error::is_backend`](crate::Error::is_backend), as
+    /// [`Error::is_setting`](crate::Error::is_setting) or [`Error::is_backend`](crate::Error::is_backend), as for
     /// [`PoolBuilder::build`](crate::PoolBuilder::build).
     #[doc(hidden)]
     pub fn choose_source(&self, without: &[(&'static str, String)]) -> Result<ChosenSource> {
@@ -35,7 +35,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The reason why the source is unavailable: a note if there is no GPU or no such source, otherwise a warning.
+    /// The reason that the source is unavailable: a note if there is no GPU or no such source, otherwise a warning.
     #[doc(hidden)]
     pub fn driver_source(&self, name: &'static str) -> Result<Arc<dyn Source>, Finding> {
         if !["vmm", "register", "cuda"].contains(&name) {

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use super::{Pool, Request, buffer};
+use super::{Pool, Request, to_buf};
 use crate::buffer::PinnedBuf;
 use crate::engine::{BlockRequest, FirstAttempt, PartitionCore, PoolCore, WaitTicket};
 use crate::error::Result;
@@ -84,7 +84,7 @@ impl GetFuture {
         let core = self.pool.core();
         match core.begin_get(request, wait, Some(self.pool.handle.clone()))? {
             FirstAttempt::Served(block) => {
-                Ok(Some(buffer(core, block, request, self.request.align, self.claim.take())))
+                Ok(Some(to_buf(core, block, request, self.request.align, self.claim.take())))
             }
             FirstAttempt::Waiting(ticket) => {
                 self.state = GetState::InPool(ticket);
@@ -105,7 +105,7 @@ impl GetFuture {
                 }
                 GetState::InPool(ticket) => {
                     let block = ready!(ticket.poll_served(context))?;
-                    Some(buffer(self.pool.core(), block, ticket.request(), self.request.align, self.claim.take()))
+                    Some(to_buf(self.pool.core(), block, ticket.request(), self.request.align, self.claim.take()))
                 }
             };
             if let Some(buf) = served {

@@ -33,13 +33,13 @@ pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The memory is released when both the last clone and the last buffer are dropped. The later of these two drops (also a call that
-/// consumes the buffer, such as [`copy_to`](crate::PinnedBuf::copy_to)) waits until no copy is in flight. After 30 s it waits only
-/// as long as copies keep completing; buffers that are then still in flight are never freed.
+/// The memory is released when both the last clone and the last buffer are dropped. Whichever drop comes later waits for the
+/// copies in flight; a call that consumes the last buffer, such as [`copy_to`](crate::PinnedBuf::copy_to), counts as its drop.
+/// After 30 s the drop gives up as soon as no copy has completed for one second; buffers then in flight are never freed.
 ///
-/// Under `register` and `cuda` the drop of the last clone always waits, and after a wait that ended early nothing is freed. There, and
-/// for a reserve of `vmm`, the release also waits for all device work, so an async task should drop the last handle on a thread
-/// that may block.
+/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone always waits, and after a wait that ended
+/// early nothing is freed. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
+/// async task should drop the last handle on a thread that may block.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
@@ -74,10 +74,10 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Makes the buffer for `request` from `block`. If the request belongs to a partition, charges the block to the
+/// Creates the buffer for `request` from `block`. If the request belongs to a partition, charges the block to the
 /// partition with `claim`.
 #[inline]
-fn buffer(core: &PoolCore, mut block: Block, request: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
+fn to_buf(core: &PoolCore, mut block: Block, request: &BlockRequest, align: usize, claim: Option<Claim>) -> PinnedBuf {
     if let Some((partition, claim)) = request.partition.as_ref().zip(claim) {
         partition.charge(&mut block, claim);
     }
@@ -117,6 +117,12 @@ impl Pool {
         if !self.core().is_forked() {
             call(self.core());
         }
+    }
+
+    /// Chooses the backend now, if [`build`](PoolBuilder::build) has postponed this. The call may block: it starts the driver
+    /// and may create a context. On a started pool it does nothing.
+    pub fn start(&self) {
+        self.core();
     }
 
     /// Returns a buffer of `len` bytes at a page-aligned address. For another alignment or wait use [`get_with`](Self::get_with),
@@ -163,8 +169,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not a power of
-    /// two up to 1 GiB.
+    /// As for [`get`](Pool::get); [`is_invalid_request`](crate::Error::is_invalid_request) also if the alignment is not
+    /// a power of two up to 1 GiB.
     pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
         self.serve(request.into())
     }
@@ -180,19 +186,22 @@ impl Pool {
             wait = wait.saturating_sub(begun.elapsed());
         }
         let block = self.core().begin_get(&block_request, wait, None)?.wait()?;
-        Ok(buffer(self.core(), block, &block_request, request.align, claim))
+        Ok(to_buf(self.core(), block, &block_request, request.align, claim))
     }
 
     /// Requests a buffer as [`get`](Pool::get) does, for an async task. `request` is a length or a [`Request`]. Threads and tasks
     /// wait in one queue in order of arrival. No runtime is needed: the thread that returns a buffer, or a thread of the pool,
     /// wakes the task when its request is served, and a thread of the process wakes it at its deadline.
     ///
-    /// A poll pins no memory, except to [choose the backend](PoolBuilder::build), but it may query the events of copies and
-    /// then release memory, as [`try_get`](Self::try_get) does. A dedicated thread of the pool pins memory for one task at a
-    /// time, and the time of its driver calls counts towards the wait. If the system refuses this thread, the polls pin memory.
-    /// If the wait times out while a call runs, the future fails with [`is_limit`](crate::Error::is_limit) or resolves to
-    /// pageable memory (`PINPOOL_ON_FULL`), and the next request gets the pinned memory once the call returns. With a wait of
-    /// zero the future does not wait for room, but still waits for driver calls.
+    /// With the backend `auto`, the first call on a pool may start the driver, create a context and pin up to 2 MiB on the
+    /// calling or polling thread: call [`start`](Self::start) before, on a thread that may block. Later polls pin no memory,
+    /// but may query the events of copies and then release memory, as [`try_get`](Self::try_get) does.
+    ///
+    /// A dedicated thread of the pool pins memory for one task at a time, and the time of its driver calls counts towards the
+    /// wait. If the system refuses this thread, the polls pin memory. If the wait times out while a call runs, the future fails
+    /// with [`is_limit`](crate::Error::is_limit) or resolves to pageable memory (`PINPOOL_ON_FULL`), and the next request gets
+    /// the pinned memory once the call returns. With a wait of zero the future does not wait for room, but still waits for
+    /// driver calls.
     ///
     /// ```
     /// # use std::pin::pin;
@@ -241,16 +250,16 @@ impl Pool {
         let request = request.into();
         let Some(block_request) = self.block_request(request)? else { return Ok(Some(PinnedBuf::default())) };
         let served = self.core().try_get(&block_request);
-        Ok(served.map(|(block, claim)| buffer(self.core(), block, &block_request, request.align, claim)))
+        Ok(served.map(|(block, claim)| to_buf(self.core(), block, &block_request, request.align, claim)))
     }
 
     /// Returns a handle of this pool that tags its buffers with `tag`, so that [`dump`](Pool::dump), the error of a failed
     /// request and the log name the holders: `loader/images`. Handles with the same tag are counted together. All other calls on
     /// the handle act on the whole pool.
     ///
-    /// A buffer is counted under the tag from its request until it is idle again, including the copies that use it. Tags are cut
-    /// after 128 bytes, control characters become `?`, and an empty tag has no effect. A pool distinguishes 1024 tags at one time.
-    /// Buffers under further tags are counted together, as `(other tags)`.
+    /// A buffer is counted under the tag from its request until it is idle again, including the copies that use it.
+    /// Tags are truncated to 128 bytes, control characters become `?`, and an empty tag has no effect. A pool
+    /// distinguishes 1024 tags at one time. Buffers under further tags are counted together, as `(other tags)`.
     ///
     /// A tagged request and the return of its buffer take the slow path: together about 0.1 to 0.2 us instead of 0.02 to 0.03 us.
     ///
@@ -285,11 +294,11 @@ impl Pool {
     /// [`Limit::Auto`], which follows the cgroup.
     ///
     /// A higher limit lets waiting requests try again immediately. A lower limit releases idle memory immediately, which on
-    /// `register` and `cuda` waits for all device work. Of a reserve, it releases at most what was pinned in the background.
-    /// Buffers in use stay with their users, so the pool may exceed the lower limit until they are returned; it does not grow
-    /// meanwhile. The memory of returned buffers is released by the maintenance thread within a second, or by a miss that finds
-    /// no room. A waiting request that is larger than the new limit fails when it is the first in the queue. The limit on
-    /// pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
+    /// `register` and `cuda` waits for all device work. It releases at most the part of a reserve that was pinned in
+    /// the background. Buffers in use stay with their users, so the pool may exceed the lower limit until they are
+    /// returned; it does not grow meanwhile. The memory of returned buffers is released by the maintenance thread
+    /// within a second, or by a miss that finds no room. A waiting request that is larger than the new limit fails when
+    /// it is the first in the queue. The limit on pageable memory ([`on_full`](PoolBuilder::on_full)) changes as well.
     ///
     /// [`stats`](Pool::stats) has the current limit.
     ///
@@ -302,9 +311,7 @@ impl Pool {
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
-        self.core().check_process()?;
-        self.core().set_limit(limit.into());
-        Ok(())
+        self.core().check_process().map(|()| self.core().set_limit(limit.into()))
     }
 
     /// Releases idle memory, oldest first, until at most `to_bytes` are held or nothing is idle. The calling thread
@@ -352,10 +359,13 @@ impl Pool {
     pub fn close(&self) {
         self.unless_forked(PoolCore::close);
     }
+}
 
-    /// For the preset `tensorflow`; other programs use `trim(0)`. Does what `Clear` of TensorFlow's `PoolAllocator` does:
-    /// returns all idle memory except reserves to the system, and restarts the counters of requests, returns and evictions from
-    /// which auto-resize computes its rates. The limit on idle buffers, buffers in use and copies in flight do not change.
+/// The preset `tensorflow`.
+impl Pool {
+    /// Does what `Clear` of TensorFlow's `PoolAllocator` does: returns all idle memory except reserves to the system, and
+    /// restarts the counters of requests, returns and evictions from which auto-resize computes its rates. The limit on idle
+    /// buffers, buffers in use and copies in flight do not change. Other programs use `trim(0)`.
     pub fn clear(&self) {
         self.unless_forked(PoolCore::clear);
     }

@@ -41,8 +41,8 @@ impl fmt::Debug for Partition {
 impl Pool {
     /// Creates a part of this pool with its own limit and wait queue. Use it for a second purpose, such as evaluation during
     /// training, that must not take the memory of the first. `name` is the tag of the partition's buffers. If `max_bytes` exceeds
-    /// the limit of the pool, or is [`Limit::Unlimited`] or [`Limit::Auto`], the pool's limit applies.
-    /// Each call makes a new partition. Partitions with the same name have separate limits and statistics; [`dump`](Self::dump)
+    /// the limit of the pool, or is [`Limit::Unlimited`] or [`Limit::Auto`], the pool's limit applies. Each call
+    /// creates a new partition. Partitions with the same name have separate limits and statistics; [`dump`](Self::dump)
     /// counts their buffers together.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// As [`Pool::get`]; [`is_limit`](crate::Error::is_limit) also if the partition is full, and
+    /// As for [`Pool::get`]; [`is_limit`](crate::Error::is_limit) also if the partition is full, and
     /// [`is_closed`](crate::Error::is_closed) if it was closed.
     pub fn get(&self, len: usize) -> Result<PinnedBuf> {
         self.get_with(Request::new(len))
@@ -70,7 +70,7 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get) and [`Pool::get_with`].
+    /// As for [`get`](Self::get) and [`Pool::get_with`].
     pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
         self.requests.get_with(request)
     }
@@ -84,14 +84,14 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// As [`Pool::try_get`].
+    /// As for [`Pool::try_get`].
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
         self.requests.try_get(request)
     }
 
     /// Returns a handle of the pool with requests that go through this partition, for code that takes a [`Pool`]. All other
-    /// calls act on the whole pool, among them `close`, `set_max_bytes` and `stats`. A `tagged` handle of it stays in the
-    /// partition.
+    /// calls act on the whole pool, including `close`, `set_max_bytes` and `stats`. A `tagged` handle made from it
+    /// stays in the partition.
     pub fn as_pool(&self) -> &Pool {
         &self.requests
     }
@@ -104,9 +104,7 @@ impl Partition {
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
-        self.requests.core().check_process()?;
-        self.core.set_max_bytes(limit.into().bytes());
-        Ok(())
+        self.requests.core().check_process().map(|()| self.core.set_max_bytes(limit.into().bytes()))
     }
 
     /// Makes waiting and later requests of the partition fail with [`is_closed`](crate::Error::is_closed). Requests that already

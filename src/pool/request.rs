@@ -35,10 +35,10 @@ impl Request {
 
     /// Sets the longest wait, in place of `PINPOOL_WAIT`. Zero does not wait for room, `Duration::MAX` waits forever.
     ///
-    /// The timeout limits how long a thread waits for room. Even with a shorter timeout, a thread may wait 100 ms for driver
-    /// calls of other threads. Its own driver calls are not interrupted: if the driver hangs, so does the thread.
-    /// [`Pool::get_async`](crate::Pool::get_async) makes its driver calls on another thread and ends in time, unless the
-    /// timeout is zero.
+    /// The timeout limits how long a thread waits for room. Even with a shorter timeout, a thread may wait 100 ms for
+    /// other threads' driver calls. Its own driver calls are not interrupted: if the driver hangs, so does the thread.
+    /// [`Pool::get_async`](crate::Pool::get_async) makes its driver calls on another thread and meets its deadline,
+    /// unless the timeout is zero.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }
     }

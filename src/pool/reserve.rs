@@ -6,7 +6,7 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` more by the fastest method of the backend, and keeps them pinned until the pool ends. If an earlier reserve was
+    /// Pins `bytes` more by the backend's fastest method, and keeps them pinned until the pool ends. If an earlier reserve was
     /// abandoned, its missing bytes are pinned first. Only memory that was pinned in the background may be released earlier, by a
     /// [lower limit](Self::set_max_bytes). Logs its progress. Calls the driver or the kernel, so it may take seconds.
     ///

@@ -12,7 +12,7 @@ use crate::arena::Retention;
 use crate::backend::{self, Backend, BuiltInSource, ChosenSource, PinnedBy, Source, VirtualMemory};
 use crate::config::{Config, Limit, OnFull, Preset, ResolvedSettings, SharedLimitName, env};
 use crate::engine::{
-    ArenaSettings, ArenaSupply, CalledSource, HostLimit, ManualClock, Memory, PoolCore, RegionSupply, Timekeeper,
+    ArenaSettings, ArenaSupply, HostLimit, ManualClock, Memory, MeteredSource, PoolCore, RegionSupply, Timekeeper,
     granule_bytes,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -36,8 +36,9 @@ pub(super) struct PoolStart {
 
 impl PoolStart {
     /// Returns whether the backend can be chosen at the first use of the pool. This requires that nothing is reserved, that the
-    /// choice would start the driver in this process, and that no step of the start can fail. For the reservation of addresses there
-    /// is a substitute.
+    /// choice would start the driver in this process, and that no step of the start can fail: an unknown NUMA node or a
+    /// recording that cannot be opened would. Reserving addresses may fail, since
+    /// [`start_deferred`](Self::start_deferred) then starts without an arena.
     pub(super) fn may_defer_start(&self) -> bool {
         let Config { backend, reserve, trace, numa_node, .. } = &self.settings.config;
         matches!(backend, Backend::Auto)
@@ -79,10 +80,10 @@ impl PoolStart {
         self.log_start(&config, &chosen, max_bytes, &limit_origin);
 
         let recorder = self.recorder(&config, &*chosen.source)?;
-        let source = CalledSource::new(chosen.source, recorder.clone());
-        let pageable = (config.on_full == OnFull::Pageable).then(|| RegionSupply::pageable(max_bytes));
+        let source = MeteredSource::new(chosen.source, recorder.clone());
         let claim = Claim::under_new_budget(max_bytes, member, shared);
-        let memory = self.memory(&config, source, claim)?.with_pageable(pageable);
+        let mut memory = self.memory(&config, source, claim)?;
+        memory.pageable = (config.on_full == OnFull::Pageable).then(|| RegionSupply::pageable(max_bytes));
         let time = Timekeeper::new(self.clock.clone());
         let core = PoolCore::new(config, memory, time, log.clone(), recorder, limit);
         #[cfg(feature = "observe")]
@@ -157,7 +158,7 @@ impl PoolStart {
         }
     }
 
-    fn memory(&self, config: &Config, source: CalledSource, claim: Claim) -> Result<Memory> {
+    fn memory(&self, config: &Config, source: MeteredSource, claim: Claim) -> Result<Memory> {
         let log = self.log.clone();
         if config.preset == Preset::TensorFlow {
             return Ok(Memory::of_regions(source, claim, log));

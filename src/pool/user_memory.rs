@@ -40,8 +40,8 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// Until `on_release` is called, the bytes of `memory` are initialized, writable, at a fixed address, and used by nothing but
-    /// the buffer and its copies. If `pinned_by` is not `None`, they also stay pinned until then.
+    /// Until `on_release` is called, the bytes of `memory` must be initialized, writable, at a fixed address, and used by nothing
+    /// but the buffer and its copies. If `pinned_by` is not `None`, they must also stay pinned until then.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Pool {
     /// the pool's limit, and idle memory is released if necessary. Read-only and file-system mappings may be refused. `owner`
     /// keeps the memory mapped. Calls the driver or the kernel, so it may take milliseconds.
     ///
-    /// Parts of the memory can then be copied to a device directly: [`adopt`](Self::adopt) makes a part a buffer.
+    /// Parts of the memory can then be copied to a device directly: [`adopt`](Self::adopt) turns a part into a buffer.
     ///
     /// ```
     /// # use std::ptr::NonNull;
@@ -85,10 +85,10 @@ impl Pool {
     ///
     /// # Safety
     ///
-    /// `memory` is initialized, stays mapped at its address until `owner` is dropped, and is not pinned by other code. No device
-    /// uses it when the result is dropped. While a driver has pinned the pages, forked children do not have them, so the pages
-    /// must contain nothing that the children need. `owner` is not a `Box` or `&mut` of the memory, because moving it would end other
-    /// uses of the memory.
+    /// The caller must ensure that `memory` is initialized, that it stays mapped at its address until `owner` is dropped, that no
+    /// other code pins it, and that no device uses it when the result is dropped. While a driver has pinned the pages, forked
+    /// children do not have them, so the pages must contain nothing that the children need. `owner` must not be a `Box` or
+    /// `&mut` of the memory, because moving it would invalidate other uses of the memory.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl Pool {
 /// Memory pinned by [`Pool::pin`], with its owner.
 ///
 /// Dropping it unpins the memory, drops the owner, and returns the bytes to the limit, in this order. With `vmm`, `register`
-/// and `cuda` the unpinning waits for all device work. If the driver fails to unpin the memory, the owner is never dropped and
+/// and `cuda` unpinning waits for all device work. If the driver fails to unpin the memory, the owner is never dropped and
 /// the bytes stay counted, because a device may use them. In a forked child nothing happens.
 pub struct UserMemory<O: Send + 'static> {
     /// Taken only by `drop`.

@@ -15,7 +15,7 @@
 //! - **quota-I1**: `used` is the sum of all live claims, including claims that are kept forever. A claim that would raise it
 //!   above `max` is refused by the first level without room, and claims nothing. So the sum is at most `max`, unless `max` was
 //!   lowered meanwhile.
-//! - **quota-I2**: a claim is returned exactly once, by its drop.
+//! - **quota-I2**: a claim is returned exactly once, when it is dropped.
 //! - **quota-I3**: a request that waits for a partition misses no return: it joins the queue, executes a fence and claims; a
 //!   return lowers `used`, executes a fence and notifies the budget's user.
 //! - **quota-I4**: the `auto` pools of a process together hold at most what the limit of one allows: they claim under one lock.
@@ -173,7 +173,7 @@ impl Budget {
                 user.on_bytes_returned();
             }
         } else if self.is_auto() && self.is_wanted() {
-            // The caller holds locks of the pool, so another thread wakes the requests of other pools.
+            // The caller holds locks of the pool, so another thread wakes other pools' requests.
             process::wake_thread();
         }
     }
@@ -292,7 +292,7 @@ impl Budget {
         report.held_bytes - own_bytes > own_bytes
     }
 
-    /// Returns the reason why the shared limit has no room for `needed_bytes`, and a remedy.
+    /// Returns the reason that the shared limit has no room for `needed_bytes`, and a remedy.
     pub(crate) fn describe_shared(&self, needed_bytes: u64) -> (String, &'static str) {
         let too_large = needed_bytes > self.highest_claim_bytes();
         let Some(shared) = self.shared_limit() else {
@@ -403,7 +403,7 @@ mod tests {
         let budget = Budget::new(None);
         let held = budget.claim(60).unwrap();
         budget.set_max_bytes(Some(50));
-        assert!(budget.claim(1).is_err() && budget.claim(0).is_ok(), "nothing fits everywhere");
+        assert!(budget.claim(1).is_err() && budget.claim(0).is_ok(), "a claim of nothing always fits");
         assert_eq!((budget.used_bytes(), budget.max_bytes(), budget.over_bytes()), (60, Some(50), 10));
         drop(held);
         assert!(budget.claim(51).is_err());
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(budget.over_bytes(), 90);
         second.resize(50).unwrap();
         second.resize(30).unwrap();
-        assert!(second.resize(31).is_err(), "above a lowered limit nothing grows");
+        assert!(second.resize(31).is_err(), "no claim grows above a lowered limit");
         drop((first, second));
         assert_eq!(budget.used_bytes(), 0);
     }
@@ -487,7 +487,7 @@ mod tests {
             [(false, 0), (true, 20), (true, 40)]
         );
         assert_eq!((first.set_want(&wants[0], 25, 25), first.set_want(&wants[0], 25, 25)), (50, 25));
-        assert_eq!(rooms(), [30, 5, 0], "a change keeps the place");
+        assert_eq!(rooms(), [30, 5, 0], "a changed want keeps its place");
         assert_eq!((first.set_want(&wants[0], 0, 0), first.set_want(&wants[0], 10, 10)), (25, 0));
         assert_eq!(rooms(), [10, 30, 0], "a new want comes last");
     }
@@ -545,7 +545,7 @@ mod models {
             let mine = claimed.is_ok();
             drop(claimed);
             let theirs = thread.join().unwrap();
-            assert!(mine || theirs, "a refusal needs another claim");
+            assert!(mine || theirs, "a claim is refused only because of another claim");
             assert_eq!(budget.used_bytes(), 0);
         });
     }

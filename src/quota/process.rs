@@ -16,7 +16,7 @@ use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 use pinpool_shared_limit::{LISTED, Want};
 
 /// All pools of this process, in order of creation.
-static POOLS: PerProcess<Mutex<Vec<ListedPool>>> = PerProcess::new(Mutex::default);
+static LISTED_POOLS: PerProcess<Mutex<Vec<ListedPool>>> = PerProcess::new(Mutex::default);
 
 /// The next value of [`ListedPool::order`].
 static WANTS: AtomicU64 = AtomicU64::new(0);
@@ -27,7 +27,7 @@ pub(crate) struct ProcessMember {
     /// The root of the machine's files, which only tests change. Pools with different roots are counted separately.
     root: PathBuf,
     name: Option<String>,
-    /// Whether the limit of the pool is `auto`. Changed under the lock of [`POOLS`].
+    /// Whether the limit of the pool is `auto`. Changed under the lock of [`LISTED_POOLS`].
     is_auto: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl ProcessMember {
 
     /// Returns the bytes that all `auto` pools with the same root have claimed.
     pub(crate) fn auto_bytes(&self) -> u64 {
-        let pools = POOLS.get().lock();
+        let pools = LISTED_POOLS.get().lock();
         let pools = pools.iter().filter_map(|entry| entry.budget.upgrade());
         let counted = pools.filter(|pool| pool.is_auto() && pool.member.root == self.root);
         counted.map(|pool| pool.used_bytes()).fold(0, u64::saturating_add)
@@ -61,7 +61,7 @@ impl ProcessMember {
 }
 
 pub(super) fn add(budget: &Arc<Budget>) {
-    let mut pools = POOLS.get().lock();
+    let mut pools = LISTED_POOLS.get().lock();
     pools.retain(|other| other.budget.strong_count() > 0);
     pools.push(ListedPool { budget: Arc::downgrade(budget), wanted_bytes: 0, order: u64::MAX });
 }
@@ -93,7 +93,7 @@ impl Budget {
     /// Sets whether the limit is `auto`. If it is not, or if the pool is under a host's limit, the pool is counted separately
     /// from the other pools.
     pub(crate) fn set_auto(&self, is_auto: bool) {
-        let _pools = POOLS.get().lock();
+        let _pools = LISTED_POOLS.get().lock();
         self.member.is_auto.store(is_auto && self.shared_limit.is_none(), Ordering::Relaxed);
     }
 
@@ -105,7 +105,7 @@ impl Budget {
 
     /// Returns the other `auto` pools of this process, or none if this pool is not `auto`.
     fn others(&self) -> Vec<Arc<Self>> {
-        let find = || POOLS.get().lock().iter().filter_map(|entry| self.other(entry)).collect();
+        let find = || LISTED_POOLS.get().lock().iter().filter_map(|entry| self.other(entry)).collect();
         if self.is_auto() { find() } else { Vec::new() }
     }
 
@@ -115,7 +115,7 @@ impl Budget {
         if !self.is_auto() {
             return act(&ProcessRoom { room_bytes: u64::MAX, wanted_bytes: 0 });
         }
-        let pools = POOLS.get().lock();
+        let pools = LISTED_POOLS.get().lock();
         let own = pools.iter().find(|entry| std::ptr::eq(entry.budget.as_ptr(), self));
         let own_order = own.map_or(u64::MAX, |own| own.order);
         let mut process = ProcessRoom { room_bytes: self.own_room_bytes(), wanted_bytes: 0 };
@@ -129,7 +129,7 @@ impl Budget {
     /// Returns whether any pool of this process with the same root, or any member under the limit of the host, has claimed bytes.
     pub(crate) fn has_claims_nearby(&self) -> bool {
         let has_claims = |pool: Arc<Self>| pool.member.root == self.member.root && pool.used_bytes() > 0;
-        let of_process = POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims);
+        let of_process = LISTED_POOLS.get().lock().iter().filter_map(|entry| entry.budget.upgrade()).any(has_claims);
         of_process || self.shared_limit().is_some_and(|shared| shared.report().held_bytes > 0)
     }
 
@@ -139,7 +139,7 @@ impl Budget {
     }
 
     pub(super) fn set_want_in_process(&self, want: &Want, bytes: u64) -> u64 {
-        let mut pools = POOLS.get().lock();
+        let mut pools = LISTED_POOLS.get().lock();
         let before_bytes = want.replace(bytes);
         if before_bytes == bytes {
             return bytes;

@@ -24,13 +24,13 @@ use pinpool_os::call_stack::CallStack;
 use pinpool_os::format::{Size, Time};
 use pinpool_os::host::HostMemory;
 
-/// Maximum number of owners that are listed one by one.
+/// Maximum number of holders that are listed one by one.
 const LISTED: usize = 10;
 
 /// The buffers of one tag ([`Pool::tagged`](crate::Pool::tagged)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Owner {
+pub struct Holder {
     /// The tag; `(untagged)` for untagged buffers.
     pub tag: String,
     /// Buffers in use or in flight.
@@ -54,12 +54,12 @@ pub(crate) struct HeldBuffer {
     pub(crate) stack: Option<Arc<CallStack>>,
 }
 
-impl Owner {
+impl Holder {
     pub(crate) fn new(tag: &str) -> Self {
         Self { tag: tag.to_owned(), buffers: 0, bytes: 0, requested_bytes: 0, oldest: None, aged: 0 }
     }
 
-    /// Returns the owner of the buffers without a tag, if there are any.
+    /// Returns the holder of the buffers without a tag, if there are any.
     pub(crate) fn untagged(name: &str, buffers: u64, bytes: u64) -> Option<Self> {
         (buffers > 0 || bytes > 0).then(|| Self { buffers, bytes, ..Self::new(name) })
     }
@@ -140,14 +140,14 @@ pub(crate) struct FailedRequest {
 
 /// A snapshot of a pool's memory and its holders, from [`Pool::dump`](crate::Pool::dump).
 ///
-/// Displays as several lines: the failed request, if there is one, the largest owners, the bytes by state with their limits, and
+/// Displays as several lines: the failed request, if there is one, the largest holders, the bytes by state with their limits, and
 /// what the system has left. If a request failed, or the next ones may fail, the likely cause and a remedy follow.
 #[derive(Debug, Clone)]
 pub struct Dump {
     pub(crate) device: String,
     pub(crate) stats: Stats,
-    /// The owners that hold buffers, the largest first.
-    pub(crate) owners: Vec<Owner>,
+    /// The holders that hold buffers, the largest first.
+    pub(crate) holders: Vec<Holder>,
     pub(crate) longest_free_bytes: u64,
     pub(crate) host: Option<HostMemory>,
     pub(crate) request: Option<FailedRequest>,
@@ -158,9 +158,9 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Returns the owners that hold buffers, the largest first.
-    pub fn owners(&self) -> &[Owner] {
-        &self.owners
+    /// Returns the holders that hold buffers, the largest first.
+    pub fn holders(&self) -> &[Holder] {
+        &self.holders
     }
 
     /// Returns all lines but the first, which the text of an error replaces.
@@ -170,7 +170,7 @@ impl Dump {
 
     /// Returns why the request failed, or why the next requests may fail.
     pub(crate) fn likely_cause(&self) -> Option<LikelyCause> {
-        let holders = self.owners.iter().map(Owner::tag_use).collect();
+        let holders = self.holders.iter().map(Holder::tag_use).collect();
         likely_cause(&Shortage {
             now: Snapshot { holders, ..held_now(&self.stats) },
             longest_free_bytes: self.longest_free_bytes,
@@ -195,8 +195,8 @@ impl fmt::Display for Dump {
         f.write_str("\n")?;
         let Stats { backend, preset, memory, limits, .. } = &self.stats;
         write!(f, "usage on {}, backend {backend} ({preset}):", self.device)?;
-        let (listed, rest) = self.owners.split_at(self.owners.len().min(LISTED));
-        for Owner { tag, buffers, bytes, oldest, .. } in listed {
+        let (listed, rest) = self.holders.split_at(self.holders.len().min(LISTED));
+        for Holder { tag, buffers, bytes, oldest, .. } in listed {
             let noun = if *buffers == 1 { "buffer" } else { "buffers" };
             write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
             if let Some(oldest) = oldest {
@@ -204,7 +204,7 @@ impl fmt::Display for Dump {
             }
             f.write_str(")")?;
         }
-        let (buffers, bytes) = rest.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
+        let (buffers, bytes) = rest.iter().fold((0, 0), |sum, holder| (sum.0 + holder.buffers, sum.1 + holder.bytes));
         if buffers > 0 {
             write!(f, "\n  {} in {buffers} more buffers", Size(bytes))?;
         }
@@ -217,10 +217,8 @@ impl fmt::Display for Dump {
         if let Some(HostMemory { total_bytes, available_bytes, origin }) = &self.host {
             write!(f, "\nsystem: {} free of {} ({origin})", Size(*available_bytes), Size(*total_bytes))?;
         }
-        match self.likely_cause() {
-            Some(cause) => write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.remedy),
-            None => Ok(()),
-        }
+        let Some(cause) = self.likely_cause() else { return Ok(()) };
+        write!(f, "\nlikely cause: {}\nto do: {}", cause.found, cause.remedy)
     }
 }
 
@@ -228,8 +226,8 @@ impl fmt::Display for Dump {
 mod tests {
     use super::*;
 
-    fn owner(tag: &str, buffers: u64, mib: u64) -> Owner {
-        Owner {
+    fn holder(tag: &str, buffers: u64, mib: u64) -> Holder {
+        Holder {
             tag: tag.to_owned(),
             buffers,
             bytes: mib << 20,
@@ -241,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_largest_owners_are_listed_and_the_others_are_summed() {
-        let owners = (0..13).map(|n| owner(&format!("tag{n}"), n + 1, 100 - n)).collect();
+        let holders = (0..13).map(|n| holder(&format!("tag{n}"), n + 1, 100 - n)).collect();
         let mut stats = Stats { backend: "heap", ..Default::default() };
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (1 << 30, 1 << 30);
         (stats.memory.in_use_bytes, stats.limits.max_bytes) = (1 << 30, Some(1 << 30));
@@ -250,7 +248,7 @@ mod tests {
         let tag = Some("tag3".to_owned());
         let dump = Dump {
             device: "host".to_owned(),
-            owners,
+            holders,
             stats,
             longest_free_bytes: 0,
             host: None,

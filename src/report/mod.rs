@@ -15,7 +15,7 @@ mod finding;
 mod log;
 
 pub use diagnosis::{Cause, Diagnosis, SuggestedSetting};
-pub use dump::{Dump, Owner};
+pub use dump::{Dump, Holder};
 pub(crate) use dump::{FailedRequest, HeldBuffer, Refused, RefusedBy, held_now, usage_text};
 pub use finding::{Finding, Severity};
 #[cfg(all(test, not(pinpool_loom)))]

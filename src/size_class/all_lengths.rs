@@ -7,8 +7,8 @@ use super::*;
 const ROUNDINGS: [Rounding; 3] = [Rounding::Exact, Rounding::Pow2, Rounding::Eighths];
 const PAGE: u128 = PAGE_BYTES as u128;
 
-/// Each class of [`Rounding::Eighths`] up to 2^64, smallest first: eight of whole pages, eight for each doubling, from 16 MiB
-/// multiples of 2 MiB, from 256 MiB 64 for each doubling, from 2^40 one for each.
+/// Each class of [`Rounding::Eighths`] up to 2^64, smallest first: eight of whole pages, then eight per doubling, from
+/// 16 MiB multiples of 2 MiB, from 256 MiB 64 per doubling, and from 2^40 one per doubling.
 fn eighths_classes() -> Vec<u128> {
     let doubled = (15..24).flat_map(|power| (9..=16).map(move |eighth| (1 << power) * eighth / 8));
     let even = (9..=128).map(|step| step << 21);
@@ -65,7 +65,7 @@ fn every_length_to_two_mib_has_the_class_of_the_definition() {
         let class = Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
         assert_eq!((class.bytes as u128, class.bytes >= len), (eighths[class.index as usize], true), "{len}");
         assert_eq!(plain_eighths_index(len), class.index, "{len}");
-        // The class before it ends exactly at the length before.
+        // The previous class ends exactly at the previous length.
         assert_eq!(class.index, before.index + u32::from(before.bytes < len), "{len}");
         before = class;
     }
@@ -76,7 +76,7 @@ fn every_length_to_two_mib_has_the_class_of_the_definition() {
     }
 }
 
-/// Lengths next to each boundary: of a class, less the bytes that an alignment takes, and of the numbers themselves.
+/// Lengths next to each class boundary, power of two and largest number, and 16 and 32 bytes below each.
 fn lengths_at_boundaries(eighths: &[u128]) -> Vec<usize> {
     let powers = (0..=64).map(|power| 1u128 << power);
     let boundaries = eighths.iter().copied().chain(powers).chain([0, isize::MAX as u128, usize::MAX as u128]);

@@ -59,6 +59,8 @@ macro_rules! group {
 /// | `num_host_alloc`, `num_host_free` | `memory.pin.count`, `memory.unpin.count` |
 /// | `host_alloc_time`, `host_free_time` | `memory.pin.time`, `memory.unpin.time` |
 ///
+/// After `pinpool.torch.install`, PyTorch's `active_requests` and `active_bytes` do not include buffers in flight.
+///
 /// # Partitions
 ///
 /// A [partition](crate::Pool::partition) counts its own requests, waits and limit. Its `memory.in_use_bytes`,
@@ -297,7 +299,7 @@ group! {
     reclaimed: u64 = Counter,
     /// Buffers idle for too long.
     expired: u64 = Counter,
-    /// Buffers released for another reason: `trim`, `clear`, `close`, a lowered limit on idle buffers, or while sizes vary.
+    /// Buffers evicted for another reason: `trim`, `clear`, `close`, a lowered limit on idle buffers, or while sizes vary.
     released: u64 = Counter,
 }
 

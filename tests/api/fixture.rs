@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use pinpool::source::Source;
 use pinpool::unstable::backend::HeapSource;
-use pinpool::unstable::{LogSampler, ManualClock, Rounding};
-use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request};
+use pinpool::unstable::{LogSampler, ManualClock};
+use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request, Rounding};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SinkGate, SinkMemory, SinkStream};
 
@@ -22,12 +22,12 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Longer than any test may take: a test that waits this long has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// A pool over the heap, without the environment.
+/// A pool over the heap that reads no environment variables.
 pub(crate) fn heap() -> PoolBuilder {
     Pool::builder().without_env().backend(Backend::Heap)
 }
 
-/// A pool with non-blocking requests and its own log, which is maintained only by what a test calls.
+/// A pool with non-blocking requests and its own log; only the test's calls maintain it.
 pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> PoolBuilder {
     Pool::builder()
         .without_env()
@@ -46,7 +46,7 @@ pub(crate) fn over_sim(max_bytes: impl Into<Limit>) -> PoolBuilder {
 
 /// A pool over simulated memory under either preset, with buffers of exactly the requested size.
 pub(crate) fn both_presets(max_bytes: u64) -> [PoolBuilder; 2] {
-    // TensorFlow's header is next to each buffer.
+    // Each buffer also has TensorFlow's header.
     let tensorflow = over_sim(max_bytes + (16 << 10)).preset(Preset::TensorFlow).rounding(Rounding::Exact);
     [over_sim(max_bytes), tensorflow]
 }
@@ -80,7 +80,7 @@ impl Requests for Partition {
     }
 }
 
-/// Returns when this many requests have waited.
+/// Returns once this many requests have waited.
 pub(crate) fn until_waits(pool: &impl Requests, waits: u64) {
     until("requests wait", || pool.stats().requests.waits >= waits);
 }
@@ -89,12 +89,12 @@ pub(crate) fn poll(get: &mut GetFuture) -> Poll<Result<PinnedBuf, Error>> {
     Pin::new(get).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Runs all tasks on the thread that calls.
+/// Runs all tasks on the calling thread.
 pub(crate) fn run<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-/// A number of `/proc/self/status`, in KiB.
+/// A value from `/proc/self/status`, in KiB.
 #[cfg(target_os = "linux")]
 pub(crate) fn status_kib(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -139,7 +139,7 @@ pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
     (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
 }
 
-/// A stream that begins no copy as long as the gate is there, and memory to copy to.
+/// A stream that begins no copy until the gate is dropped, and memory to copy to.
 pub(crate) fn held_sink(len: usize) -> (SinkStream, SinkMemory, SinkGate) {
     let stream = SinkStream::new().unwrap();
     let gate = stream.hold();

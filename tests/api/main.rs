@@ -3,14 +3,14 @@
 //! | module | contents |
 //! | --- | --- |
 //! | `copies` | buffers are not reused, written to or freed before their last copy has completed |
-//! | `faults` | failing sources, panics in user code, and all of it together |
+//! | `faults` | failing sources, panics in user code, and everything at once |
 //! | `limits` | no pool, partition, process or group of processes exceeds its limit |
-//! | `memory` | where memory comes from, how it grows, and when it is kept or released |
+//! | `memory` | where memory comes from, how a pool grows, and when memory is kept or released |
 //! | `processes` | forks, and the maintenance thread |
 //! | `reports` | statistics, log lines, errors, tags, recordings and pages |
 //! | `requests` | hits, misses, the wait queue, deadlines, tasks, and closed pools |
 //! | `settings` | how settings are written, where they come from, and what they imply |
-//! | `captured_log`, `heap_calls` | the logger and the allocator of this binary |
+//! | `captured_log`, `heap_use` | the logger and the allocator of this binary |
 //! | `draw`, `fixture`, `manual_copies` | sources, random numbers, builders and fences that several modules use |
 //!
 //! A test that needs a separate process runs again as a child ([`child::alone`]).
@@ -24,7 +24,8 @@ mod copies;
 mod draw;
 mod faults;
 mod fixture;
-mod heap_calls;
+#[path = "../common/heap_use.rs"]
+mod heap_use;
 mod limits;
 mod manual_copies;
 mod memory;

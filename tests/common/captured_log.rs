@@ -34,7 +34,7 @@ impl Log for LinesByThread {
         }
         let place = (record.file().unwrap_or_default().to_owned(), record.line().unwrap_or(0));
         let _ = PLACE.try_with(|last| last.replace(place));
-        // Fails where the thread is ending.
+        // Fails if the thread is ending.
         let _ = LINES.try_with(|lines| lines.borrow_mut().push((record.level(), line)));
     }
 
@@ -74,13 +74,13 @@ pub(crate) fn count(lines: &[String], part: &str) -> usize {
     lines.iter().filter(|line| line.contains(part)).count()
 }
 
-/// From now on the logger panics at this thread's lines that contain `part`; at none, if that is empty.
+/// Makes the logger panic at this thread's lines that contain `part`, or at none if it is empty.
 pub(crate) fn panic_at(part: &'static str) {
     PANIC_AT.set(part);
     PANICS.set(0);
 }
 
-/// How often it has panicked since then.
+/// How often the logger has panicked since [`panic_at`].
 pub(crate) fn panics() -> u64 {
     PANICS.get()
 }

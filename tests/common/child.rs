@@ -49,7 +49,7 @@ impl Child {
             // SAFETY: ends the child if it hangs.
             unsafe { libc::alarm(180) };
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            // SAFETY: ends the child without running what belongs to the parent.
+            // SAFETY: ends the child without running its parent's exit handlers.
             unsafe { libc::_exit(i32::from(worked.is_err())) };
         }
         Self(child)
@@ -71,7 +71,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if self.0 > 0 {
-            // SAFETY: a child of this process that was not waited for.
+            // SAFETY: a child of this process that has not been waited for.
             unsafe { libc::kill(self.0, libc::SIGKILL) };
             self.wait();
         }

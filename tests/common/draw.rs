@@ -21,7 +21,7 @@ impl Draw {
         self.next() % end
     }
 
-    /// From `low` up to and with `high`.
+    /// From `low` to `high`, both inclusive.
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
@@ -35,7 +35,7 @@ impl Draw {
         from[usize::try_from(self.below(from.len() as u64)).unwrap()]
     }
 
-    /// An index into `weights`, as often as its weight says.
+    /// A random index into `weights`, with a probability proportional to its weight.
     pub(crate) fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut left = self.below(weights.iter().sum());
         weights.iter().position(|&weight| left.checked_sub(weight).map(|rest| left = rest).is_none()).unwrap()

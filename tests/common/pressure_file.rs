@@ -1,4 +1,4 @@
-//! The file in which the kernel says how long tasks wait for memory.
+//! The file in which the kernel reports how long tasks wait for memory.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Files that end with their test.
+//! Files that are removed at the end of their test.
 
 use std::path::PathBuf;
 

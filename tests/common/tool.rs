@@ -72,7 +72,7 @@ pub(crate) fn finish(command: &mut Command) -> Ran {
     ran
 }
 
-/// Interrupts a program after the first line of its log; its log and its stdout. The handler is installed before that line.
+/// Interrupts a program after its first log line; returns its log and stdout. The handler is installed before that line.
 pub(crate) fn interrupted(command: &mut Command) -> (String, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -105,7 +105,7 @@ pub(crate) fn ended(what: &str, child: Child) -> ExitStatus {
     status.unwrap()
 }
 
-/// A figure that must be a whole number.
+/// A value that must be a whole number.
 pub(crate) fn number(figures: &Value, name: &str) -> u64 {
     figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"))
 }

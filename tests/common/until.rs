@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-/// Bounds a hang alone: a machine with other work makes a test late and not fail.
+/// Only bounds a hang, so a busy machine cannot fail a test.
 const HANGS: Duration = Duration::from_secs(300);
 
 /// Waits until `holds`.
@@ -33,7 +33,7 @@ pub(crate) fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'stati
     result.recv_timeout(HANGS).expect("it hangs, or it panicked")
 }
 
-/// The threads of this process with this name. A thread that has just begun may not have it yet.
+/// The number of threads of this process with this name. A thread that has just begun may not have its name yet.
 pub(crate) fn threads_named(name: &str) -> usize {
     let names =
         fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));

@@ -1,4 +1,4 @@
-//! Memory of users over the driver: pinned, copied from, and unlocked after the last copy or never.
+//! User memory over the driver: pinned, copied from, and unpinned after its last copy, or never.
 #![allow(unsafe_code)] // Pins and adopts memory.
 
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use crate::valid_stats::valid_stats;
 #[repr(align(4096))]
 struct Pages([u8; MIB]);
 
-/// Pages of a user, pinned as the memory of `pool`; each says whether it is still there.
+/// Pins user pages as memory of `pool`. They share `alive`, so its count shows whether they still exist.
 fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<UserMemory<(Box<Pages>, Arc<()>)>> {
     let mut pages = Box::new(Pages([9; MIB]));
     // SAFETY: mapped as long as `pages`, which nothing else uses.
@@ -23,7 +23,7 @@ fn locked(pool: &Pool, alive: &Arc<()>) -> Arc<UserMemory<(Box<Pages>, Arc<()>)>
 
 fn lent(pool: &Pool, locked: &Arc<UserMemory<(Box<Pages>, Arc<()>)>>) -> PinnedBuf {
     let kept = locked.clone();
-    // SAFETY: the bytes are the buffer's alone, and locked until the call.
+    // SAFETY: only the buffer uses the bytes, which stay pinned until the call.
     unsafe { pool.adopt(locked.memory(), locked.pinned_by(), move || drop(kept)) }.unwrap()
 }
 

@@ -1,5 +1,5 @@
 //! Copies through cudarc over the mock driver. Its gates decide which copies are complete.
-#![allow(unsafe_code)] // Acquires by hand, and captures, which cudarc leaves to its users.
+#![allow(unsafe_code)] // Acquires memory by hand, and captures, for which cudarc has no safe API.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::child::alone;
 use crate::driver_facts;
 use crate::events_only::EventsOnly;
 use crate::fixture::{
-    MIB, begin_capture, end_capture, filled, in_flight_and_quarantined, maintain_until, start, stream_and_memory,
+    MIB, begin_capture, end_capture, filled, in_flight_and_quarantined, maintain_until, panic_of, start,
+    stream_and_memory,
 };
 use crate::until::threads_named;
 use crate::valid_stats::valid_stats;
@@ -21,7 +22,7 @@ use crate::valid_stats::valid_stats;
 fn every_fact_about_the_driver_holds_on_the_mock_driver() {
     let (driver, context, _pool) = start();
     driver_facts::check(&context);
-    // One fact frees memory that is not the driver's, and unregisters it.
+    // One of the facts frees and unregisters memory that does not belong to the driver.
     assert_eq!(driver.wrong_uses().len(), 2, "{:?}", driver.wrong_uses());
     driver.reset();
 }
@@ -101,8 +102,11 @@ fn writes_fail_if_the_wait_for_an_earlier_copy_is_refused() {
     refused();
     assert!(buf.wait_slice_mut().unwrap_err().is_device());
     refused();
-    other.memcpy_dtoh(&source, &mut buf).unwrap();
-    assert_eq!(context.check_err(), Err(DriverError(CUresult::CUDA_ERROR_NOT_PERMITTED)));
+    let panic = panic_of(|| other.memcpy_dtoh(&source, &mut buf).unwrap());
+    assert!(
+        panic.starts_with("cannot track this copy of cudarc: device failure: cuEventSynchronize failed"),
+        "{panic}"
+    );
     refused();
     assert!(buf.copy_from(&other, &source).unwrap_err().error().is_device());
     assert_eq!(pool.stats().copies.in_flight, 1);
@@ -126,7 +130,7 @@ fn a_failed_copy_returns_its_buffer_only_if_nothing_was_enqueued() {
         let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
         let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
         assert_eq!((error.is_device(), error.is_copy_refused()), (is_of_device, !is_of_device), "{name}: {error}");
-        // The copy may be running: the buffer waits for a fence that was put after it all the same.
+        // The copy may be running, so the buffer waits for a fence that was recorded after it despite the error.
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
         let [waiting, idle] = [may_run, !may_run].map(u64::from);
@@ -138,7 +142,7 @@ fn a_failed_copy_returns_its_buffer_only_if_nothing_was_enqueued() {
     }
 }
 
-/// A copy after which the driver refuses the number and the event.
+/// A copy for which the driver refuses both kinds of fence: the timeline value and the event.
 fn copy_without_a_fence(
     driver: &MockDriver,
     pool: &Pool,
@@ -146,7 +150,7 @@ fn copy_without_a_fence(
     memory: &mut CudaSlice<u8>,
 ) -> Completion {
     driver.fail("cuStreamWriteValue32_v2", 1, Code::UNKNOWN);
-    // The first record is cudarc's event of the target.
+    // cudarc records the first event, for the target.
     driver.fail("cuEventRecord", 2, Code::OUT_OF_MEMORY);
     filled(pool, 4096, 1).copy_to(stream, memory).unwrap()
 }
@@ -181,7 +185,7 @@ fn a_copy_without_a_fence_is_waited_for_once_during_a_capture() {
     let gate = driver.hold(stream.cu_stream());
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
-    // Also no thread of an earlier test, which could have made the call.
+    // Also waits until no thread of an earlier test is left, which could have made the call.
     maintain_until(&pool, |_| driver.calls("cuCtxSynchronize") > 0 && threads_named("pinpool-wait") == 0);
     assert!(copy.wait().unwrap_err().is_device());
     let waits = driver.calls("cuCtxSynchronize");
@@ -222,7 +226,7 @@ fn no_memory_is_freed_on_a_lost_device_or_at_process_exit() {
         filled(&pool, MIB, 9).copy_to(&stream, &mut memory).unwrap();
         let pinned = driver.counts().pinned_bytes;
         harm(&driver);
-        // Would take thirty seconds if it waited.
+        // This would take thirty seconds if it waited.
         drop(pool);
         assert_eq!(driver.counts().pinned_bytes, pinned);
         driver.reset();

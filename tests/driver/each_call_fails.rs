@@ -1,9 +1,9 @@
-//! Each driver call that a pool makes fails once in a separate run, at several of its first times. In further runs, several
+//! Each driver call that a pool makes fails once in a separate run, at several of its first calls. In further runs, several
 //! random calls fail. No run panics or hangs, nothing leaks without a log line, the pool serves requests again, and once the
 //! driver has recovered, a trim leaves nothing pinned.
 //!
-//! `DRIVER_FAULTS=all` tries every code at every time, in about 3,000 runs per backend, and makes 300 random runs.
-#![allow(unsafe_code)] // A thread without a context.
+//! `DRIVER_FAULTS=all` tries every code at every call, in about 4,000 runs in all, and makes 300 random runs per test.
+#![allow(unsafe_code)] // Runs a thread without a context.
 
 use std::collections::BTreeMap;
 use std::panic::{self, AssertUnwindSafe};
@@ -24,26 +24,27 @@ use crate::fixture::{Held, MIB, builder, held};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
-/// Each call fails at each of this many first times; after the first five at every third of them, unless everything is tried.
-const FIRST_TIMES: u64 = 20;
+/// Each driver function fails at one of its first calls, up to this number; after the fifth only at every third call, unless
+/// everything is tried.
+const FIRST_CALLS: u64 = 20;
 const LEN: usize = 100_000;
 /// Four granules, so that a buffer of two needs granules that are remapped.
 const LIMIT: u64 = 8 << 20;
-/// All runs of one backend; a hang is reported, not waited for.
+/// The time limit for all runs of one backend, so that a hang is reported.
 const LONGEST: Duration = Duration::from_secs(1200);
 /// Failures of one random run.
-const AT_ONCE: usize = 8;
+const FAILURES_PER_RUN: usize = 8;
 
-/// What runs: a backend and the fences of its pool.
+/// A backend and the kind of fences of its pool.
 #[derive(Debug, Clone)]
 struct Case {
     backend: Backend,
     has_events: bool,
-    /// The calls that fail, separated by spaces; all if there are none.
+    /// The calls that fail, separated by spaces; if empty, all calls.
     only: &'static str,
 }
 
-/// A stream with memory in a context that no earlier run has used, so that no cached state of an earlier run applies.
+/// A stream with memory in a context that no earlier run has used, so that no cached state from earlier runs applies.
 struct Lane {
     stream: Arc<CudaStream>,
     memory: CudaSlice<u8>,
@@ -59,7 +60,7 @@ impl Lane {
         Self { stream, memory }
     }
 
-    /// A buffer that is filled, copied there, and seen to have arrived.
+    /// Fills a buffer, copies it to the lane, and checks what arrived.
     fn round_trip(&mut self, pool: &Pool, byte: u8) -> Result<()> {
         let buf = filled(pool, LEN, byte)?;
         buf.copy_to(&self.stream, &mut self.memory)?.wait()?;
@@ -75,14 +76,14 @@ fn filled(pool: &Pool, len: usize, byte: u8) -> Result<PinnedBuf> {
     Ok(buf)
 }
 
-/// A buffer that a failed release returns is released again: dropped, it would never be reused.
+/// Retries a failed release with the buffer from the error, which would never be reused if it were dropped.
 fn release(buf: PinnedBuf, attempt: impl Fn(PinnedBuf) -> Result<(), CopyError>) {
     let _refused = attempt(buf).or_else(|refused| refused.into_buf().map_or(Ok(()), &attempt));
 }
 
-/// All that a pool does with a driver. A step that fails does not keep the others from being tried.
+/// Everything that a pool does with a driver. A failing step does not prevent later steps.
 fn use_pool(pool: &Pool, lane: &mut Lane) {
-    // A thread of a program that makes its context current for its own calls only.
+    // Like a program's thread that makes its context current only during its own calls.
     // SAFETY: no context is current then; no call of this thread relies on one.
     let _refused = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
     let _refused = pool.reserve(MIB as u64);
@@ -95,7 +96,8 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     if let Ok(mut buf) = filled(pool, LEN, 5) {
         let _refused = buf.copy_range_to(0..LEN, &lane.stream, &mut lane.memory).map(drop);
         let _refused = buf.wait_slice_mut().map(|bytes| bytes.fill(6));
-        let _refused = lane.stream.memcpy_htod(&buf, &mut lane.memory);
+        // Panics if the copy cannot be tracked.
+        let _refused = panic::catch_unwind(AssertUnwindSafe(|| lane.stream.memcpy_htod(&buf, &mut lane.memory)));
     }
     if let Ok(buf) = filled(pool, LEN, 7) {
         release(buf, |buf| buf.release_after(&lane.stream));
@@ -117,9 +119,9 @@ fn use_pool(pool: &Pool, lane: &mut Lane) {
     pool.trim(0);
 }
 
-/// One run; `script` says what fails, before the end of the pool or in it. Returns how often each function was called before and
-/// in the end, or what is wrong.
-fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
+/// Makes one run; `script` selects the calls that fail, before or during the end of the pool. Returns how often each function
+/// was called before and during the end. Panics if something is wrong.
+fn run(driver: &MockDriver, case: &Case, recovers_before_end: bool, script: impl FnOnce()) -> [Vec<(String, u64)>; 2] {
     let _events = case.has_events.then(EventsOnly::begin);
     listen();
     driver.reset();
@@ -130,24 +132,24 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
         let builder = builder(case.backend.clone()).max_bytes(LIMIT).wait(Duration::ZERO);
         builder.unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(100))).build()
     };
-    // A failed attempt may leave the 2 MiB of its trial.
+    // A failed attempt may leave the 2 MiB of its backend trial.
     let attempt = |_| {
         let before = held(driver);
         Some((build().ok()?, before))
     };
-    let (pool, before) = (0..=2 * AT_ONCE).find_map(attempt).expect("a later attempt succeeds");
+    let (pool, before) = (0..=2 * FAILURES_PER_RUN).find_map(attempt).expect("a later attempt succeeds");
     use_pool(&pool, &mut lane);
     let (calls, mut wrong_uses) = (driver.all_calls(), driver.wrong_uses());
-    if is_well_at_end {
+    if recovers_before_end {
         driver.reset();
     }
-    // At its end a script has one failure left at most.
+    // At this point a script has at most one failure left.
     let served = lane.round_trip(&pool, 9).or_else(|_| lane.round_trip(&pool, 10));
     assert!(served.is_ok(), "it does not serve again: {served:?}");
     until("the work has completed", || driver.counts().work_in_flight == 0);
     pool.trim(0);
     // The mock driver's work completes shortly before its events do. Work that never completes is a hang, which is reported.
-    while pool.stats().copies.in_flight > 0 || is_well_at_end && pool.stats().memory.quarantined > 0 {
+    while pool.stats().copies.in_flight > 0 || recovers_before_end && pool.stats().memory.quarantined > 0 {
         thread::yield_now();
         pool.trim(0);
     }
@@ -155,7 +157,7 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     pool.trim(0);
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.in_use, stats.copies.in_flight), (0, 0));
-    if is_well_at_end {
+    if recovers_before_end {
         let kept_bytes = stats.memory.held_bytes - stats.memory.reserve_bytes;
         let expected = (0, stats.memory.quarantined_bytes);
         assert_eq!((stats.memory.quarantined, kept_bytes), expected, "{stats}\n{:?}", lines_with_levels());
@@ -178,7 +180,7 @@ fn run(driver: &MockDriver, case: &Case, is_well_at_end: bool, script: impl FnOn
     [calls, calls_at_end]
 }
 
-/// No more than before; a build may release what an earlier run has left.
+/// Whether no more is left than before. Building a pool may release what an earlier run has left.
 fn is_nothing_left(after: &Held, before: &Held) -> bool {
     let counts = |held: &Held| {
         let Held { pinned_bytes, host_allocations, registrations, granules, mappings, reservations } = *held;
@@ -187,12 +189,12 @@ fn is_nothing_left(after: &Held, before: &Held) -> bool {
     counts(after).into_iter().zip(counts(before)).all(|(after, before)| after <= before)
 }
 
-/// Codes that occur.
+/// The codes of the failures.
 const CODES: [Code; 5] = [Code::OUT_OF_MEMORY, Code(4), Code::NOT_PERMITTED, Code::UNKNOWN, UNLISTED];
 /// A code of a newer driver, which the bindings do not list.
 const UNLISTED: Code = Code(9999);
-/// Calls with errors that cudarc stores and returns later. It turns the stored number into its enumeration, which ends the process if the
-/// enumeration does not list the number.
+/// Calls with errors that cudarc stores and returns later. It converts the stored number to its enumeration, which ends the
+/// process if the enumeration does not list the number.
 const STORED_BY_CUDARC: &str = "cuCtxGetCurrent cuCtxSetCurrent cuEventDestroy_v2 cuEventRecord cuEventSynchronize \
     cuMemFreeAsync cuMemFree_v2 cuStreamSynchronize cuStreamWaitEvent";
 
@@ -216,7 +218,7 @@ impl Fault {
     }
 }
 
-/// Runs that went wrong, each with its reason; and how often each call failed alone.
+/// Makes all runs of a case. Returns the reasons of failed runs, and in how many runs each call was the only one to fail.
 fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<String>, BTreeMap<String, u64>) {
     let is_everything_tried = std::env::var("DRIVER_FAULTS").is_ok_and(|value| value == "all");
     let is_meant = |(name, _): &(String, u64)| case.only.is_empty() || contains(case.only, name);
@@ -225,11 +227,11 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
     calls.retain(is_meant);
     all_calls.retain(is_meant);
     let (mut wrong, mut failed, mut runs) = (Vec::new(), BTreeMap::new(), [0; 2]);
-    let mut try_run = |faults: &[Fault], is_well_at_end: bool| {
+    let mut try_run = |faults: &[Fault], recovers_before_end: bool| {
         let what = format!("{case:?}: {faults:?}");
         current.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&what);
         let script = || faults.iter().for_each(|fault| driver.fail(&fault.name, fault.nth, fault.code));
-        if let Err(why) = panic::catch_unwind(AssertUnwindSafe(|| run(driver, case, is_well_at_end, script))) {
+        if let Err(why) = panic::catch_unwind(AssertUnwindSafe(|| run(driver, case, recovers_before_end, script))) {
             let text = why.downcast_ref::<String>().cloned();
             let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
             wrong.push(format!("{what}: {}", text.unwrap_or_default()));
@@ -238,7 +240,7 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
     for (name, count) in &all_calls {
         let before_end = calls.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count);
         let is_chosen = |nth: &u64| *nth <= 5 || nth % 3 == 2 || is_everything_tried;
-        for nth in (1..=*count.min(&FIRST_TIMES)).filter(is_chosen) {
+        for nth in (1..=*count.min(&FIRST_CALLS)).filter(is_chosen) {
             let codes = if is_everything_tried { &CODES[..] } else { &CODES[(nth % 5) as usize..][..1] };
             for &code in codes {
                 try_run(&[Fault::new(name, nth, code)], nth <= before_end);
@@ -249,7 +251,7 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
     }
     let mut draw = Draw::of(1);
     for _ in 0..if is_everything_tried { 300 } else { 20 } {
-        let faults: Vec<_> = (0..AT_ONCE)
+        let faults: Vec<_> = (0..FAILURES_PER_RUN)
             .map(|_| {
                 let (name, count) = &calls[usize::try_from(draw.below(calls.len() as u64)).unwrap()];
                 Fault::new(name, draw.between(1, *count), draw.pick(&CODES))
@@ -258,7 +260,7 @@ fn sweep(case: &Case, driver: &MockDriver, current: &Mutex<String>) -> (Vec<Stri
         try_run(&faults, true);
         runs[1] += 1;
     }
-    // Not `eprintln`: the harness hides it for a test that passes.
+    // Not `eprintln`, because the harness hides its output if a test passes.
     let line = format!("{case:?}: {} runs in turn, {} at random, {} went wrong\n", runs[0], runs[1], wrong.len());
     std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
     driver.reset();
@@ -276,7 +278,7 @@ fn check(case: Case, needed: &str) {
         let _began = begun.send(());
         let _ended = done.send(sweep(&case, &driver, &shared));
     });
-    // Other tests come before it.
+    // Waits for its turn after other tests, so that the time limit covers only these runs.
     turn.recv().unwrap();
     let Ok((wrong, failed)) = result.recv_timeout(LONGEST) else {
         panic!("hangs or panicked: {}", current.lock().unwrap_or_else(PoisonError::into_inner));

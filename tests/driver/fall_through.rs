@@ -1,7 +1,6 @@
-//! What `auto` takes when a backend of the driver refuses a step of its trial, and what the first log line says of it.
+//! Which backend `auto` takes when a driver backend's trial is refused, and what the first log line says about it.
 
 use std::fs;
-use std::path::Path;
 
 use cudarc::driver::CudaContext;
 use log::Level;
@@ -15,8 +14,6 @@ use crate::fixture::{builder, held, loaded};
 const HOST_NUMA_ID: i32 = 134;
 const VIRTUAL_MEMORY_ON_NODES: i32 = 141;
 const VIRTUAL_MEMORY_ON_HOST: i32 = 145;
-/// What confidential computing answers to registering.
-const NOT_SUPPORTED: Code = Code::NOT_SUPPORTED;
 
 /// The backend of a pool, its start line, and its warnings.
 struct Taken {
@@ -41,7 +38,7 @@ fn auto() -> PoolBuilder {
 }
 
 /// Calls that are refused from the first on, what `auto` takes then, and what the first log line says was skipped, in this order.
-/// `host` represents what there is without a driver.
+/// `host` represents the backends without a driver.
 const REFUSALS: &[(&[&str], &str, &[&str])] = &[
     (&[], "vmm", &[]),
     (&["cuMemGetAllocationGranularity"], "register", &["vmm: cuMemGetAllocationGranularity"]),
@@ -74,10 +71,10 @@ const REFUSALS: &[(&[&str], &str, &[&str])] = &[
 fn each_refused_step_is_named_and_the_next_backend_is_used() {
     alone(|| {
         let driver = MockDriver::load();
-        for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, NOT_SUPPORTED] {
+        for code in [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, Code::NOT_SUPPORTED] {
             for (refused, expected, says) in REFUSALS {
                 driver.reset();
-                // One that the pools of this process have not retained. With a context there is a copy in every trial.
+                // A context that this process's pools have not retained. With a context, every trial makes a copy.
                 driver.renew_contexts();
                 std::mem::forget(CudaContext::new(0).unwrap());
                 refused.iter().for_each(|call| driver.fail_from(call, 1, code));
@@ -92,7 +89,7 @@ fn each_refused_step_is_named_and_the_next_backend_is_used() {
                 }
                 let without_mlock = usize::from(is_host && start.contains("skipped mlock"));
                 assert_eq!(start.matches("(skipped ").count() - without_mlock, says.len());
-                // A GPU that is not used although it is available is a warning; any other choice is none.
+                // Only an available GPU that is not used causes a warning.
                 let unused = warnings.iter().filter(|line| line.contains("is not used although it is available"));
                 assert_eq!(unused.count(), usize::from(is_host), "{refused:?}: {warnings:?}");
             }
@@ -112,7 +109,7 @@ fn a_backend_without_memory_for_its_test_copy_is_used_with_a_warning() {
             others.iter().for_each(|call| driver.fail_from(call, 1, Code::NOT_PERMITTED));
             taken(auto())
         };
-        for code in [Code::OUT_OF_MEMORY, NOT_SUPPORTED] {
+        for code in [Code::OUT_OF_MEMORY, Code::NOT_SUPPORTED] {
             for (expected, others) in [("vmm", &[][..]), ("register", &["cuMemCreate"])] {
                 let Taken { backend, warnings, .. } = refused("cuMemAllocAsync", code, others);
                 let named = format!("backend {expected} is used without a test copy: cuMemAllocAsync failed");
@@ -120,7 +117,7 @@ fn a_backend_without_memory_for_its_test_copy_is_used_with_a_warning() {
                 assert!(warnings.iter().any(|line| line.contains(&format!("(code {})", code.0))), "{warnings:?}");
             }
         }
-        // Any other answer is a refusal.
+        // Any other code counts as a refusal.
         let Taken { backend, start, .. } = refused("cuMemAllocAsync", Code::LAUNCH_FAILED, &[]);
         let named = "skipped vmm, register, cuda: cuMemAllocAsync failed: CUDA_ERROR_LAUNCH_FAILED (code 719)";
         assert!(["mlock", "heap"].contains(&backend) && start.contains(named), "{start}");
@@ -142,8 +139,14 @@ fn the_tensorflow_preset_tries_only_the_backend_cuda() {
 fn a_trial_leaves_nothing_behind_and_creates_a_context_only_to_copy() {
     alone(|| {
         let (driver, before) = loaded();
-        drop(auto().build().unwrap());
-        assert_eq!((driver.counts().contexts, held(&driver)), (0, before), "vmm needs none");
+        let pool = auto().build().unwrap();
+        pool.start();
+        let (trials, contexts) = (driver.calls("cuMemUnmap"), driver.counts().contexts);
+        drop(tokio::runtime::Runtime::new().unwrap().block_on(pool.get_async(4096)).unwrap());
+        assert!(trials > 0 && driver.calls("cuMemUnmap") == trials, "only `start` makes a trial");
+        drop(pool);
+        assert_eq!(contexts, 0, "vmm needs none");
+        crate::until::until("the thread of the request to end", || held(&driver) == before);
         driver.fail_from("cuMemCreate", 1, Code::NOT_PERMITTED);
         driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_PERMITTED);
         assert_eq!((taken(auto()).backend, held(&driver)), ("cuda", before));
@@ -161,13 +164,12 @@ pub(crate) fn machine(nodes: &[(u32, u64, &str)], more: &[(&str, &str)]) -> temp
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     };
-    let folder = Path::new("sys/devices/system/node");
+    let folder = "sys/devices/system/node";
     let online: Vec<_> = nodes.iter().map(|(id, ..)| id.to_string()).collect();
-    write(folder.join("online").to_str().unwrap(), &online.join(","));
+    write(&format!("{folder}/online"), &online.join(","));
     for (id, gib, cpus) in nodes {
-        let node = folder.join(format!("node{id}"));
-        write(node.join("meminfo").to_str().unwrap(), &format!("Node {id} MemTotal: {} kB\n", gib << 20));
-        write(node.join("cpulist").to_str().unwrap(), &format!("{cpus}\n"));
+        write(&format!("{folder}/node{id}/meminfo"), &format!("Node {id} MemTotal: {} kB\n", gib << 20));
+        write(&format!("{folder}/node{id}/cpulist"), &format!("{cpus}\n"));
     }
     more.iter().for_each(|(path, text)| write(path, text));
     root
@@ -229,7 +231,7 @@ fn memory_without_a_node_is_requested_if_the_node_is_refused() {
     driver.set_attribute(VIRTUAL_MEMORY_ON_NODES, 0);
     driver.set_attribute(VIRTUAL_MEMORY_ON_HOST, 1);
     assert_eq!(taken(auto()).backend, "vmm", "a driver that has memory of the host alone");
-    // The driver knows no node near the device, on a machine with one.
+    // On a single-node machine, a driver that reports no node near the device.
     driver.reset();
     driver.set_attribute(HOST_NUMA_ID, -1);
     assert_eq!(auto().build().unwrap().stats().backend, "vmm");

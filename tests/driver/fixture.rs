@@ -1,5 +1,5 @@
 //! Pools, streams and captures that several modules use.
-#![allow(unsafe_code)] // Captures, which cudarc leaves to its users.
+#![allow(unsafe_code)] // Captures, for which cudarc has no safe API.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +15,7 @@ use crate::until::until;
 pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) fn builder(backend: Backend) -> PoolBuilder {
-    // These tests say when copies are checked.
+    // These tests control when copies are checked.
     Pool::builder().without_env().backend(backend).maintenance_thread(false)
 }
 
@@ -44,13 +44,19 @@ pub(crate) fn stream_and_memory(context: &Arc<CudaContext>, len: usize) -> (Arc<
     (stream, memory)
 }
 
+/// The message with which `call` panics.
+pub(crate) fn panic_of(call: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_err();
+    panic.downcast_ref::<String>().cloned().unwrap_or_else(|| (*panic.downcast_ref::<&str>().unwrap()).to_owned())
+}
+
 pub(crate) fn filled(pool: &Pool, len: usize, byte: u8) -> PinnedBuf {
     let mut buf = pool.get(len).unwrap();
     buf.wait_slice_mut().unwrap().fill(byte);
     buf
 }
 
-/// What a pool or a source holds of the driver, and must not leave behind.
+/// The driver objects that a pool or a source holds, and must not leave behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) pinned_bytes: u64,
@@ -64,7 +70,7 @@ pub(crate) struct Held {
 pub(crate) fn held(driver: &MockDriver) -> Held {
     let Counts { pinned_bytes, host_allocations, registrations, granules, mappings, reservations, .. } =
         driver.counts();
-    // The pages of words that streams write are no pool's.
+    // The pages with the words that streams write belong to no pool.
     let any = Pool::builder().without_env().backend(Backend::Heap).build().unwrap();
     let words_bytes = any.stats().copies.timeline_bytes;
     let pinned_bytes = pinned_bytes.saturating_sub(words_bytes);
@@ -77,7 +83,7 @@ pub(crate) fn with_manual_clock(builder: PoolBuilder) -> (Pool, ManualClock) {
     (builder.unstable_clock(clock.clone()).build().unwrap(), clock)
 }
 
-/// The driver, and what is held of it before a test.
+/// The driver, and what is held before a test.
 pub(crate) fn loaded() -> (MockDriver, Held) {
     let driver = MockDriver::load();
     let before = held(&driver);
@@ -89,7 +95,7 @@ pub(crate) fn in_flight_and_quarantined(pool: &Pool) -> (u64, u64) {
     (stats.copies.in_flight, stats.memory.quarantined)
 }
 
-/// Maintains the pool until its statistics are so.
+/// Maintains the pool until its statistics satisfy `is_so`.
 pub(crate) fn maintain_until(pool: &Pool, is_so: impl Fn(&Stats) -> bool) {
     until("the pool is maintained", || {
         pool.maintain();
@@ -123,7 +129,7 @@ pub(crate) fn usual_streams(context: &Arc<CudaContext>) -> Vec<Arc<CudaStream>> 
     ]
 }
 
-/// Runs `run` on a thread, sees it wait for an event while `gate` holds the work, and lets the work run.
+/// Runs `run` on a thread, checks that it waits for an event while `gate` holds the work, and lets the work run.
 pub(crate) fn ends_only_after<R: Send>(driver: &MockDriver, gate: HeldStream<'_>, run: impl FnOnce() -> R + Send) -> R {
     let waits = driver.calls("cuEventSynchronize");
     thread::scope(|scope| {

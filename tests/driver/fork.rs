@@ -1,5 +1,5 @@
 //! Memory that a driver has pinned does not exist in a child of fork; access to its buffers is an error.
-#![allow(unsafe_code)] // Asks the kernel for what is mapped.
+#![allow(unsafe_code)] // Asks the kernel whether a page is mapped.
 
 use pinpool::cudarc::driver::CudaContext;
 use pinpool::{Backend, PinnedBy, Pool};
@@ -15,7 +15,7 @@ fn a_forked_child_gets_an_error_for_driver_memory() {
             let pool = Pool::builder().without_env().backend(backend).build().unwrap();
             let mut buf = pool.get(1 << 20).unwrap();
             buf.wait_slice_mut().unwrap().fill(7);
-            // The driver's own memory of `cuMemHostAlloc` is the driver's to keep from children.
+            // Memory from `cuMemHostAlloc` belongs to the driver, which decides whether children have it.
             let is_kept_from_children = pool.stats().backend != "cuda";
             let start = buf.as_ptr().cast_mut().cast();
             let context = CudaContext::new(0).unwrap();
@@ -28,7 +28,8 @@ fn a_forked_child_gets_an_error_for_driver_memory() {
                     ("slice", buf.wait_slice().is_err_and(|error| error.is_forked())),
                     ("mut slice", buf.wait_slice_mut().is_err_and(|error| error.is_forked())),
                     ("device", buf.device_ptr(&context).is_err_and(|error| error.is_forked())),
-                    ("try", buf.try_slice_mut().is_err_and(|error| error.is_forked())),
+                    ("try", buf.try_slice().is_err_and(|error| error.is_forked())),
+                    ("try mut", buf.try_slice_mut().is_err_and(|error| error.is_forked())),
                 ]
             });
             assert!(buf.wait_slice().unwrap().iter().all(|&byte| byte == 7));
@@ -60,7 +61,6 @@ fn an_unused_pool_leaves_cuda_to_forked_children() {
     alone(|| {
         let driver = mock_driver::MockDriver::load();
         let pool = Pool::builder().without_env().build().unwrap();
-        assert_eq!(pool.name(), None);
         let text = r#"Pool { name: None, backend: "auto", preset: Adaptive, max_bytes: Auto, .. }"#;
         assert_eq!(format!("{pool:?}"), text);
         drop(pool.get_async(4096));
@@ -72,7 +72,7 @@ fn an_unused_pool_leaves_cuda_to_forked_children() {
         });
         assert_eq!(driver.calls("cuInit"), 0);
         drop(pool.clone());
-        // The first request chooses; the pool is the same for all clones.
+        // The first request chooses the backend, for all clones of the pool.
         let clone = pool.clone();
         drop(pool.get(4096).unwrap());
         assert!(driver.calls("cuInit") > 0);
@@ -85,14 +85,11 @@ fn an_unused_pool_leaves_cuda_to_forked_children() {
 fn a_reserve_starts_the_driver_when_the_pool_is_built() {
     alone(|| {
         let driver = mock_driver::MockDriver::load();
-        let build = |settings: &[(&str, &str)]| {
-            let builder = Pool::builder().without_env();
-            let builder = settings.iter().fold(builder, |builder, (name, text)| builder.setting(name, text));
-            drop(builder.build().unwrap());
+        let build = |name, text| {
+            drop(Pool::builder().without_env().setting(name, text).build().unwrap());
             driver.calls("cuInit")
         };
-        assert_eq!(build(&[]), 0, "never used");
-        assert_eq!(build(&[("PINPOOL_BACKEND", "heap")]), 0);
-        assert!(build(&[("PINPOOL_RESERVE", "2MiB")]) > 0);
+        assert_eq!(["auto", "heap"].map(|backend| build("PINPOOL_BACKEND", backend)), [0, 0], "never used");
+        assert!(build("PINPOOL_RESERVE", "2MiB") > 0);
     });
 }

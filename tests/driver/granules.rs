@@ -13,7 +13,7 @@ fn a_copy_from_granules_of_two_sizes_arrives() {
     driver.set_sparse(true);
     let before = held(&driver);
     let pool = builder(Backend::Vmm).max_bytes(32 << 30).build().unwrap();
-    // All but 32 MiB of the small granules, and then half in those and half in the next.
+    // Uses all but 32 MiB of the small granules. The next buffer lies half in those, half in larger granules.
     let first = [7680 * MIB, 480 * MIB].map(|len| pool.get(len).unwrap());
     let across = filled(&pool, 64 * MIB, 7);
     let stats = pool.stats();

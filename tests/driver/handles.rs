@@ -1,4 +1,4 @@
-//! Work of other code that is known by the handle of its stream or event alone.
+//! Work of other code that is known only by the handle of its stream or event.
 #![allow(unsafe_code)] // Passes handles.
 
 use std::ptr;
@@ -57,7 +57,7 @@ fn a_buffer_is_reused_after_the_work_of_a_stream_or_event() {
         let gate = driver.hold(stream.cu_stream());
         untracked(&stream, &buf, &mut memory);
         event.record(&stream).unwrap();
-        // The thread's own context stays, even if it has none.
+        // The thread's current context stays unchanged, even if there is none.
         for own in [Some(context.cu_ctx()), None] {
             // SAFETY: the context is alive.
             unsafe { result::ctx::set_current(own.unwrap_or(ptr::null_mut())) }.unwrap();
@@ -97,7 +97,8 @@ fn a_buffer_is_reused_after_the_work_of_an_event_handle() {
     let event = context.new_event(None).unwrap();
     // SAFETY: none is allowed.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
-    // SAFETY: the event is alive. Never recorded, it represents nothing, which a thread without a context learns too.
+    // SAFETY: the event is alive. It was never recorded, so it represents no work. Finding this out needs no
+    // context.
     unsafe { buf.record_raw_event(event.cu_event().cast()) }.unwrap();
     context.bind_to_thread().unwrap();
     assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
@@ -113,7 +114,7 @@ fn a_buffer_is_reused_after_the_work_of_an_event_handle() {
 fn memory_is_quarantined_if_its_fence_is_refused() {
     let (driver, context, pool) = start();
     let (stream, _memory) = stream_and_memory(&context, LEN);
-    // SAFETY: the mock driver looks handles up.
+    // SAFETY: the mock driver checks handles before it uses them.
     let unknown: Record<'_> = &|buf| unsafe { buf.record_raw_stream(ptr::without_provenance_mut(0x1234_5670)) };
     let without_context: Record<'_> = &|buf| {
         // SAFETY: none is allowed.
@@ -132,7 +133,7 @@ fn memory_is_quarantined_if_its_fence_is_refused() {
         refused
     };
     let of_device: Record<'_> = &|buf| {
-        // Asked again after a refusal.
+        // The pool asks again after a refusal.
         driver.fail_from("cuStreamIsCapturing", 1, Code::LAUNCH_FAILED);
         let refused = record_handle(buf, &stream);
         driver.reset_scripts();
@@ -194,7 +195,8 @@ fn only_handle_errors_are_reported_as_invalid_handles() {
     // SAFETY: none is allowed.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     let [of_stream, of_event] = errors("no call", Code::UNKNOWN);
-    assert!(of_stream.is_invalid_handle() && of_event.to_string().contains("no CUDA context is current"));
+    assert!(of_stream.is_invalid_handle() && of_event.is_invalid_handle());
+    assert!(of_event.to_string().contains("no CUDA context is current"));
     assert!(errors("cuEventQuery", Code::LAUNCH_FAILED)[1].is_device());
 }
 
@@ -223,6 +225,17 @@ fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
         result::ctx::synchronize().unwrap();
         pool.maintain();
         assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (1, 0), "{handle}");
+
+        let mut buf = pool.get(LEN).unwrap();
+        // SAFETY: none is allowed.
+        unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+        // SAFETY: as above.
+        let refused = unsafe { buf.record_raw_stream(ptr::without_provenance_mut(handle)) }.unwrap_err();
+        assert!(refused.is_invalid_handle(), "{handle}: no context is current");
+        thread::scope(|scope| scope.spawn(|| record(&mut buf, handle, &context)).join().unwrap()).unwrap();
+        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{handle}: another thread may mean another stream");
+        record(&mut buf, handle, &context).unwrap();
+        assert!(buf.wait_slice_mut().is_ok(), "{handle}: repeated with the context current");
     }
 }
 
@@ -270,7 +283,7 @@ fn a_default_stream_of_a_named_gpu_belongs_to_its_primary_context() {
     assert!(!fence.is_complete().unwrap(), "work of the primary context");
     assert_eq!(current(), Some(other));
     // SAFETY: as above.
-    let without_context = unsafe { RawStream::new(ptr::null_mut()) }.on_device_without_context(0);
+    let without_context = unsafe { RawStream::new(ptr::null_mut()) }.or_on_device(0);
     assert_ne!(without_context.record_fence().unwrap().stream_id(), fence.stream_id(), "of the current context");
     driver.fail_from("cuStreamGetCtx_v2", 1, Code::OUT_OF_MEMORY);
     assert!(without_context.record_fence().unwrap_err().is_device(), "no fence on another context's stream");
@@ -336,13 +349,13 @@ fn the_default_stream_of_a_green_context_is_refused() {
     let error = pool.get(LEN).unwrap().copy_to(&default, &mut target).unwrap_err();
     assert!(error.to_string().contains("green context"), "{error}");
     let buf = error.into_buf().expect("nothing was enqueued");
-    // The primary context has another default stream: an event there would say nothing of this work.
+    // The primary context has another default stream: an event there would not cover this work.
     let error = buf.release_after(&default).unwrap_err();
     assert!(error.error().is_device() && error.to_string().contains("green context"), "{error}");
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
     assert!(unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err().is_device());
-    // As torch names it: on the primary context's stream, the fence would complete immediately.
+    // Given as torch does: on the primary context's stream, the fence would complete immediately.
     assert!(default.on_device(0).record_fence().unwrap_err().is_device());
     drop(buf);
     pool.maintain();

@@ -1,4 +1,4 @@
-//! A thread that is in a driver call delays no other thread: no hit, no statistics, no trim, and no request past its wait.
+//! A thread inside a driver call delays no other thread: no hit, no statistics, no trim, and no request beyond its timeout.
 
 use std::thread;
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn a_blocked_query_does_not_clear_a_device_failure() {
     let pool = builder(Backend::Vmm).maintenance_thread(false).build().unwrap();
     let work = driver.hold(stream.cu_stream());
     let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
-    // Longer than the device is trusted to be well without a query.
+    // Longer than the pool trusts the device without a query.
     thread::sleep(Duration::from_millis(2));
     driver.fail("cuStreamQuery", 1, Code(719));
     assert!(copy.is_complete().unwrap_err().is_device());

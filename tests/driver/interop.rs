@@ -1,6 +1,6 @@
 //! The pool alongside other users of CUDA: copies made by cudarc, copies back, untracked work, handles of other frameworks, and
 //! how their completion is detected.
-#![allow(unsafe_code)] // Captures, raw handles and event tracking, which cudarc leaves to its users.
+#![allow(unsafe_code)] // Captures, raw handles and event tracking, for which cudarc has no safe API.
 
 use std::ptr;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use pinpool::unstable::ManualClock;
 use pinpool::{Backend, PinnedBuf, Pool};
 
 use crate::fixture::{
-    self, begin_capture, end_capture, ends_only_after, in_flight_and_quarantined, maintain_until, start, usual_streams,
+    self, begin_capture, end_capture, ends_only_after, in_flight_and_quarantined, maintain_until, panic_of, start,
+    usual_streams,
 };
 
 const LEN: usize = 64 << 10;
@@ -60,7 +61,7 @@ fn a_write_after_a_copy_by_cudarc_waits_for_it() {
         let gate = driver.hold_all();
         let mut buf = filled(&pool, 1);
         stream.memcpy_htod(&buf, &mut target).unwrap();
-        assert!(buf.try_slice_mut().unwrap().is_none());
+        assert!(buf.try_slice().unwrap().is_some() && buf.try_slice_mut().unwrap().is_none());
         ends_only_after(&driver, gate, || buf.wait_slice_mut().unwrap().fill(2));
         assert_eq!(first_wrong(&stream.clone_dtoh(&target).unwrap(), 1), None);
     }
@@ -73,8 +74,9 @@ fn a_read_waits_for_a_copy_back_by_cudarc() {
         let (source, mut buf) = (memory(&stream, byte), filled(&pool, 0));
         let gate = driver.hold_all();
         stream.memcpy_dtoh(&source, &mut buf).unwrap();
-        assert!(buf.try_slice_mut().unwrap().is_none());
+        assert!(buf.try_slice().unwrap().is_none() && buf.try_slice_mut().unwrap().is_none());
         assert_eq!(ends_only_after(&driver, gate, || first_wrong(buf.wait_slice().unwrap(), byte)), None);
+        assert_eq!(first_wrong(buf.try_slice().unwrap().unwrap(), byte), None);
     }
 }
 
@@ -109,7 +111,7 @@ fn a_buffer_is_not_reused_if_cudarcs_copy_has_an_unknown_end() {
     stream.memcpy_htod(&filled(&pool, 1), &mut target).unwrap();
     stream.synchronize().unwrap();
     pool.maintain();
-    // If only the fence is refused, the end of all work of the context replaces it.
+    // If only the fence is refused, the pool waits for all work of the context instead.
     let buf = filled(&pool, 2);
     driver.fail("cuEventRecord", 1, Code::UNKNOWN);
     let gate = driver.hold_all();
@@ -120,15 +122,16 @@ fn a_buffer_is_not_reused_if_cudarcs_copy_has_an_unknown_end() {
     drop(gate);
     maintain_until(&pool, |stats| stats.memory.quarantined == 0);
     context.check_err().unwrap();
-    // One refusal of an event is tried again.
+    // A refused event is tried again once.
     driver.fail("cuEventCreate", 1, Code::UNKNOWN);
     stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap();
     poll_until_idle(&pool);
     assert_eq!(pool.stats().memory.quarantined, 0);
-    // If nothing is known about the stream, no copy is made, and cudarc's next call says so.
+    // If nothing is known about the stream, no copy is made.
     (1..=2).for_each(|nth| driver.fail("cuStreamIsCapturing", nth, Code::UNKNOWN));
-    let nothing = stream.memcpy_htod(&filled(&pool, 2), &mut target);
-    assert!(nothing.is_err() || context.check_err().is_err());
+    let panic = panic_of(|| stream.memcpy_htod(&filled(&pool, 2), &mut target).unwrap());
+    assert!(panic.contains("this copy of cudarc: cuStreamIsCapturing failed"), "{panic}");
+    context.check_err().unwrap();
     pool.maintain();
     assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (0, 0));
     // A host slice with a forgotten guard.
@@ -180,7 +183,7 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     assert!(buf.wait().unwrap_err().is_device());
     assert!(buf.wait_slice().unwrap_err().is_device());
     assert!(buf.wait_slice_as_mut::<u32>().unwrap_err().is_device());
-    assert!(buf.try_slice_mut().unwrap_err().is_device());
+    assert!(buf.try_slice().unwrap_err().is_device() && buf.try_slice_mut().unwrap_err().is_device());
     assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);
     pool.maintain();
@@ -208,7 +211,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     assert!(pool.stats().copies.in_flight >= 2, "{} in flight", pool.stats().copies.in_flight);
     drop(gate);
     poll_until_idle(&pool);
-    // What the driver refuses once is tried again; what it refuses twice may stay refused.
+    // A call that the driver refuses once is tried again; after a second refusal it may stay refused.
     driver.fail("cuStreamIsCapturing", 1, Code::UNKNOWN);
     filled(&pool, 1).release_after(&stream).unwrap();
     poll_until_idle(&pool);
@@ -224,9 +227,9 @@ fn raw_memory_is_copied_on_a_raw_stream() {
     let allocated = memory(&owner, 0);
     // SAFETY: the stream lives to the end of this test.
     let stream = unsafe { RawStream::new(owner.cu_stream().cast()) };
-    // SAFETY: so does the memory, which no other code uses meanwhile.
+    // SAFETY: the memory lives as long, and no other code uses it meanwhile.
     let mut raw = unsafe { RawMemory::new(allocated.device_ptr(&owner).0, LEN) };
-    // SAFETY: a context need not be current: the stream's own is used.
+    // SAFETY: no context needs to be current, because the stream's own context is used.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     let gate = driver.hold(owner.cu_stream());
     let copy = filled(&pool, 5).copy_to(&stream, &mut raw).unwrap();
@@ -254,7 +257,7 @@ fn a_timeline_reports_completion_correctly_when_it_wraps() {
     let stream = context.new_stream().unwrap();
     let mut target = memory(&stream, 0);
     let records = driver.calls("cuEventRecord");
-    // A new stream's numbers wrap after 64 copies.
+    // The timeline values of a new stream wrap after 64 copies.
     for round in 0..40 {
         let gate = driver.hold(stream.cu_stream());
         let copies: Vec<_> = (0..5).map(|byte| filled(&pool, byte).copy_to(&stream, &mut target).unwrap()).collect();
@@ -445,7 +448,7 @@ fn a_pending_event_delays_only_its_own_buffers() {
     }
 }
 
-/// The calls of the driver that `act` makes.
+/// The driver calls that `act` makes.
 fn calls_of<R>(driver: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String, u64)>) {
     let before = driver.all_calls();
     let result = act();
@@ -457,16 +460,16 @@ fn calls_of<R>(driver: &MockDriver, act: impl FnOnce() -> R) -> (R, Vec<(String,
 #[test]
 fn copies_returns_hits_and_sweeps_make_few_driver_calls() {
     let (driver, context, _) = start();
-    // No time passes, so no tick comes between.
+    // No time passes, so no maintenance tick interferes.
     let pool =
         Pool::builder().without_env().backend(Backend::Vmm).unstable_clock(ManualClock::default()).build().unwrap();
     let stream = context.new_stream().unwrap();
-    // SAFETY: one stream.
+    // SAFETY: there is only one stream.
     unsafe { context.disable_event_tracking() };
     // SAFETY: alive until the end of the test.
     let raw = unsafe { RawStream::new(stream.cu_stream().cast()) };
     let mut target = memory(&stream, 0);
-    // What is made once.
+    // Creates what is created only once.
     filled(&pool, 1).copy_to(&stream, &mut target).unwrap().wait().unwrap();
     filled(&pool, 1).release_after(&raw).unwrap();
     stream.synchronize().unwrap();

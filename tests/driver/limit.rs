@@ -1,4 +1,4 @@
-//! What the driver holds pinned, by the mock driver's own count, against the limit of the pool.
+//! Compares the bytes that the mock driver counts as pinned with the limit of the pool.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Preset};
 use crate::fixture::{self, MIB, builder, held};
 use crate::valid_stats::valid_stats;
 
-/// 64 KiB, and limits below, at and next to 1, 2, 3, 5 and 12 MiB, where the backends change their units.
+/// 64 KiB, and limits below, at and next to 1, 2, 3, 5 and 12 MiB, where the backends change their granularity.
 const LIMITS: [u64; 9] = [0x10000, 0xff000, 0x100000, 0x101000, 0x1fffff, 0x200000, 0x300000, 0x503039, 0xc00000];
 
-/// The pool of this builder, before it holds anything: what the trial of its source held for a moment is not counted.
+/// Builds a pool and resets the counts, so that the memory of its backend trial is not counted.
 fn built(driver: &MockDriver, builder: PoolBuilder) -> Pool {
     let pool = builder.build().unwrap();
     driver.reset();
@@ -48,7 +48,7 @@ fn churn(pool: &Pool, max_bytes: u64, mut check: impl FnMut()) {
     }
 }
 
-/// Checks, whenever `check` is called, that what the driver has ever held since `before` fits and is what the pool says.
+/// Returns a check that the driver's peak since `before` is within the limit and matches the pool's statistics.
 fn within(driver: &MockDriver, pool: &Pool, before: u64, max_bytes: u64, what: &str) -> impl FnMut() {
     move || {
         let counts = driver.counts();
@@ -114,7 +114,7 @@ fn a_reserve_counts_everything_that_the_driver_pins_for_it() {
 fn a_smaller_region_serves_the_request_if_a_larger_one_is_refused() {
     for backend in [Backend::Register, Backend::Cuda] {
         let driver = MockDriver::load();
-        // With the pages of timelines that earlier tests have left.
+        // Includes timeline pages that earlier tests have left.
         let before = driver.counts().pinned_bytes;
         let pool = builder(backend.clone()).max_bytes(64 << 20).wait(Duration::ZERO).build().unwrap();
         // A region for buffers of 1 MiB has 8 MiB; the driver has 3 MiB left.

@@ -1,4 +1,4 @@
-//! Older drivers: what they lack is missing from the first call of the process on, so each test has its own process.
+//! Older drivers lack some functions from the first call of the process on, so each test runs in its own process.
 
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ fn without_stream_ids_events_detect_completion_and_copies_wait() {
     alone(|| {
         let driver = MockDriver::load_without(&["cuStreamGetId"]);
         let (pool, stream, mut memory) = copy_without_a_timeline(&driver);
-        // A copy into the buffer and one from it, on a stream that a later one with its handle cannot be distinguished from.
+        // A copy into the buffer and one from it, on a stream that is indistinguishable from a later one with
+        // the same handle.
         let (mut buf, waits) = (filled(&pool, 4096, 0), driver.calls("cuEventSynchronize"));
         stream.memcpy_dtoh(&memory, &mut buf).unwrap();
         stream.memcpy_htod(&buf, &mut memory).unwrap();

@@ -1,4 +1,4 @@
-//! Calls that the driver refuses once, or while a stream captures a graph: no memory is forgotten, and none is lost.
+//! Calls that the driver refuses once, or while a stream captures a graph: no memory is leaked or quarantined.
 
 use std::thread;
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn a_query_refused_during_a_capture_loses_no_buffer() {
             let copy = filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap();
             driver.fail_from("cuEventQuery", 1, code);
             driver.fail_from("cuStreamQuery", 1, code);
-            // Longer than the device is trusted to be well without a query.
+            // Longer than the pool trusts the device without a query.
             std::thread::sleep(Duration::from_millis(2));
             pool.maintain();
             assert!(!copy.is_complete().unwrap());
@@ -147,7 +147,7 @@ fn growth_refused_during_a_capture_is_repeated() {
         for code in OF_A_CAPTURE {
             let (driver, before) = loaded();
             let pool = builder(backend.clone()).wait(Duration::from_secs(60)).build().unwrap();
-            // Each is the answer to one attempt.
+            // Each refusal answers one attempt.
             (1..=4).for_each(|nth| driver.fail(call, nth, code));
             let buf = pool.get(MIB).unwrap();
             let Stats { memory, requests, .. } = pool.stats();
@@ -166,7 +166,7 @@ fn a_query_that_needs_a_context_is_repeated_with_one() {
         let pool = builder(Backend::Vmm).build().unwrap();
         let gate = driver.hold(stream.cu_stream());
         drop(filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap());
-        // The first look begins the time for which the device is trusted to be well without a query.
+        // The first check begins the time for which the pool trusts the device without a query.
         pool.maintain();
         thread::sleep(Duration::from_millis(2));
         driver.fail(call, 1, Code::INVALID_CONTEXT);
@@ -185,7 +185,7 @@ fn a_query_that_needs_a_context_is_repeated_with_one() {
 #[test]
 fn the_tensorflow_preset_repeats_a_refused_release() {
     let repeat: [fn(&Pool); 2] = [|pool| pool.trim(0), Pool::maintain];
-    // A small block begins anywhere in a page of the driver's.
+    // A small block may begin anywhere in one of the driver's pages.
     for (len, code) in [4096, 3 * MIB].into_iter().flat_map(|len| [1, 2, 201, 999].map(|code| (len, Code(code)))) {
         for repeat in repeat {
             let (driver, before) = loaded();
@@ -219,7 +219,7 @@ fn a_refused_request_fails_immediately_if_nothing_is_held() {
                 for preset in [Preset::Adaptive, Preset::TensorFlow] {
                     driver.reset();
                     let pool = builder(backend.clone()).preset(preset).wait(Duration::from_secs(60)).build();
-                    // Not under this preset.
+                    // This preset does not support the backend.
                     let Ok(pool) = pool else { continue };
                     let before = driver.calls(call);
                     driver.fail_from(call, 1, code);
@@ -253,7 +253,7 @@ fn refused_calls_are_repeated_with_backoff_unless_invalid() {
                 assert!(at_once.is_backend() && of_one > 0);
                 assert_eq!(at_once.code(), Some(code.0.into()));
                 assert!(pool.get(40 * MIB).unwrap_err().is_backend());
-                // The first attempt, and then after 5, 10, 20, ... ms.
+                // The first attempt is repeated after 5, 10, 20, ... ms.
                 let repeated = driver.calls(call) - before - 2 * of_one;
                 assert!(repeated <= most * of_one, "{call} {code:?}: {repeated} calls");
                 assert_eq!(pool.stats().requests.timeouts, 1, "{call} {code:?}");

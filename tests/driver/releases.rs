@@ -40,7 +40,7 @@ fn memory_is_not_released_by_time_if_releases_wait() {
         let stats = pool.stats();
         assert_eq!((releases(&driver), stats.memory.idle), (0, 0), "{stats:?}");
         assert_eq!(stats.memory.awaiting_release_bytes, stats.memory.free_bytes, "{stats:?}");
-        // It serves again without a call of the driver, in another size too.
+        // The memory serves requests again without a driver call, even of another size.
         let allocs = stats.memory.pin.count;
         drop(pool.get(2 * MIB).unwrap());
         assert_eq!(pool.stats().memory.pin.count, allocs);
@@ -94,8 +94,8 @@ fn every_other_cause_releases_memory() {
     }
 }
 
-/// Makes a copy on `stream`, which is held, and runs `release` until it is in the driver. A hit is served meanwhile. Then lets the
-/// device continue.
+/// Makes a copy on `stream`, which is held, and runs `release` until it is inside a driver call. Checks that a hit is served
+/// meanwhile. Then lets the device continue.
 fn release_during_a_copy(
     driver: &MockDriver,
     pool: &Pool,

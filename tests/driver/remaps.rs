@@ -18,7 +18,7 @@ fn calls(driver: &MockDriver) -> [u64; 5] {
     CALLS.map(|name| driver.calls(name))
 }
 
-/// A pool of eight granules, and the buffers on the granules in `kept`. The rest is idle.
+/// A pool of eight granules, and buffers on the granules in `kept`. The other granules are idle.
 fn with_kept(driver: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Vec<PinnedBuf>) {
     let pool = builder(Backend::Vmm).maintenance_thread(has_thread).max_bytes(8 * GRANULE as u64).build().unwrap();
     let mut bufs: Vec<_> = (0..8).map(|byte| Some(filled(&pool, GRANULE, byte))).collect();
@@ -29,7 +29,7 @@ fn with_kept(driver: &MockDriver, kept: &[usize], has_thread: bool) -> (Pool, Ve
     (pool, kept)
 }
 
-/// Drops what is left of a pool, and checks that nothing of it stays.
+/// Drops the rest of a pool, and checks that it leaves nothing in the driver.
 fn check_end(driver: &MockDriver, before: Held, left: impl Sized) {
     drop(left);
     assert_eq!(held(driver), before);

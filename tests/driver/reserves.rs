@@ -27,7 +27,7 @@ fn a_reserve_uses_granules_if_registering_is_unsupported() {
     pool.trim(0);
     assert_eq!(pool.stats().memory.held_bytes, 16 << 20);
     valid_stats(&pool);
-    // The driver is asked once: pages are not touched again for a call that is then refused.
+    // The driver is asked only once, so that later reserves do not touch pages before a call that will be refused.
     let registered = driver.calls("cuMemHostRegister_v2");
     pool.reserve(4 << 20).unwrap();
     assert_eq!((driver.calls("cuMemHostRegister_v2"), pool.stats().memory.reserve_bytes), (registered, 20 << 20));
@@ -50,7 +50,7 @@ fn a_reserve_of_granules_never_exceeds_the_limit() {
     let pool = builder(Backend::Vmm).max_bytes(11 << 20).build().unwrap();
     let before = held(&driver);
     driver.fail_from("cuMemHostRegister_v2", 1, Code::NOT_SUPPORTED);
-    // Whole pages would fit, whole granules do not.
+    // Whole pages would fit, but whole granules do not.
     let error = pool.reserve((11 << 20) - 4096).unwrap_err();
     let text = error.to_string();
     assert!(error.is_backend() && text.contains("registers no memory") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
@@ -62,7 +62,7 @@ fn a_reserve_of_granules_never_exceeds_the_limit() {
 
 #[test]
 fn a_limit_below_the_reserve_evicts_only_what_it_releases() {
-    // Made while the pool is in use, a reserve consists of granules, which a lower limit takes.
+    // A reserve that is made while the pool is in use consists of granules, which a lower limit releases.
     for is_in_granules in [false, true] {
         let driver = MockDriver::load();
         let builder = builder(Backend::Vmm).max_bytes(16 << 20).reserve(12 << 20).maintenance_thread(false);

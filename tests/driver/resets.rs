@@ -1,5 +1,5 @@
-//! A reset of the device while pools have copies in flight: its context ends with its events, streams and memory, and the next
-//! context has its handle, as on a device. The mock driver ends the process at the use of an event that is gone.
+//! A reset of the device while pools have copies in flight: the context ends with its events, streams and memory, and the
+//! next context has the same handle, as on a device. The mock driver aborts the process if a destroyed event is used.
 #![allow(unsafe_code)] // Resets the device.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
     assert!(in_flight.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1));
-    // Two were idle, and what the first of them uses is free for others.
+    // Two buffers were idle, and the memory that the first of them uses is free for others.
     for len in [2 * MIB, 3 * MIB, 20 * MIB] {
         let error = pool.get(len).unwrap_err();
         let text = error.to_string();

@@ -1,6 +1,6 @@
 //! Seeded runs of a pool over an adversarial driver: each seed draws the switches of the mock driver, one or two GPUs, a backend, a fence,
-//! a limit, and steps. Copies of the pool, copies of others on its streams and on streams that it knows by their handle alone,
-//! captures, refused calls and resets of the devices follow each other; every byte on the devices and in buffers is compared.
+//! a limit, and steps. Steps are copies by the pool, copies by others on its streams and on streams that it knows only by
+//! their handle, captures, refused calls and device resets. Every byte on the devices and in buffers is compared.
 //!
 //! | command | runs |
 //! | --- | --- |
@@ -29,10 +29,10 @@ use crate::valid_stats::valid_stats;
 const SEEDS: u64 = 80;
 const STEPS: u64 = 40;
 const MOST_HELD: usize = 5;
-/// The longest work of a device.
+/// The longest time that a device's work takes.
 const WORK: Duration = Duration::from_millis(10);
 const LARGEST: usize = 3 * MIB;
-/// Mostly small ones, which take less time, and some that need several granules.
+/// Mostly small lengths, which take less time, and some that need several granules.
 const LENGTHS: [usize; 7] = [4096, 4096, 100_000, 100_000, MIB, 2 * MIB + 1, LARGEST];
 /// Calls that are refused once in a while.
 const REFUSED: [&str; 12] = [
@@ -52,7 +52,7 @@ const REFUSED: [&str; 12] = [
 const CODES: [Code; 3] = [Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, Code::UNKNOWN];
 
 thread_local! {
-    /// Bytes read back from a device. Kept, since fresh pages cost more than the copy.
+    /// Bytes read back from a device, in reused memory, because fresh pages cost more than the copy.
     static ARRIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -63,7 +63,7 @@ struct Lane {
     address: u64,
     /// What the last copy wrote; `None` if it is not known.
     expected: Option<(u8, usize)>,
-    /// A stream that the pool knows by its handle alone, if there is one now. Its copies write to the same memory.
+    /// A stream that the pool knows only by its handle, if there is one now. Its copies write to the same memory.
     lent: Option<CUstream>,
 }
 
@@ -78,12 +78,12 @@ impl Lane {
     }
 
     fn enter(&self) {
-        // Not cudarc's own way, which reports what an earlier call left in the context object.
+        // Avoids cudarc's own function, which reports errors of earlier calls that the context object keeps.
         // SAFETY: a live context.
         unsafe { result::ctx::set_current(self.stream.context().cu_ctx()) }.unwrap();
     }
 
-    /// The stream by its handle, with no work left on either. A new one is blocking or not.
+    /// Returns the handle of the lane's other stream, once both streams are idle. `flags` make a new stream blocking or not.
     fn lend(&mut self, flags: u32) -> CUstream {
         self.settle(false);
         self.enter();
@@ -97,7 +97,8 @@ impl Lane {
         })
     }
 
-    /// Waits for the stream that is known by its handle alone: its copies are not ordered with the other stream. Ends it if `is_over`.
+    /// Waits for the stream that is known only by its handle, because its copies are not ordered with the other stream.
+    /// Destroys it if `is_over`.
     fn settle(&mut self, is_over: bool) {
         let Some(stream) = self.lent else { return };
         self.enter();
@@ -116,7 +117,7 @@ impl Lane {
             // SAFETY: created by `lend`, and not destroyed yet.
             unsafe { sys::cuStreamSynchronize(stream) }.result().unwrap();
         }
-        // What cudarc keeps of calls that were refused.
+        // Clears the errors of refused calls that cudarc keeps.
         let _of_earlier_calls = self.stream.context().check_err();
         let Some((byte, len)) = self.expected else { return };
         ARRIVED.with_borrow_mut(|arrived| {
@@ -274,7 +275,8 @@ impl<'a> Run<'a> {
         self.copy_on(lane);
     }
 
-    /// A stream for copies to the memory of the lane, with nothing on the other one. What was lent by its handle may end.
+    /// A stream for copies to the lane's memory, while the other stream is idle. A stream that was lent by its handle may be
+    /// destroyed.
     fn stream_of(&mut self, lane: usize, by_handle: bool) -> CUstream {
         let (is_over, flags) = (self.draw.once_in(2), self.draw.pick(&[0, 1]));
         let lane = &mut self.lanes[lane];
@@ -299,7 +301,7 @@ impl<'a> Run<'a> {
         !self.is_access_refused || buf.device_ptr(self.lanes[lane].stream.context()).is_ok()
     }
 
-    /// A copy that the pool learns of by the handle of its stream alone.
+    /// A copy that the pool learns of only through the handle of its stream.
     fn copy_of_others(&mut self) {
         let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
         let stream = self.stream_of(lane, by_handle);
@@ -313,12 +315,12 @@ impl<'a> Run<'a> {
         }
         let lane = &mut self.lanes[lane];
         lane.expected = lane.copy_untracked(&buf, stream).then_some((byte, buf.len()));
-        // Dropped also where the driver refuses a fence.
+        // The buffer is dropped even if the driver refuses a fence.
         // SAFETY: a live stream.
         let _lost = unsafe { buf.record_raw_stream(stream.cast()) };
     }
 
-    /// A captured copy reads its memory at each launch, so that memory never comes again.
+    /// A captured copy reads its memory at each launch, so that memory is never reused.
     fn capture(&mut self) {
         let Some((mut buf, _)) = self.take() else { return };
         let (lane, by_handle) = (self.index(self.lanes.len()), self.draw.once_in(2));
@@ -358,7 +360,7 @@ impl<'a> Run<'a> {
         valid_stats(&self.pool);
     }
 
-    /// All devices are reset under the pool, which ends; a new one serves.
+    /// Resets all devices while the pool is in use. The pool ends, and a new pool replaces it.
     fn reset(&mut self) {
         self.driver.reset_scripts();
         self.check("before a reset");
@@ -375,7 +377,7 @@ impl<'a> Run<'a> {
         self.contexts = contexts(self.devices);
         self.pool.maintain();
         let held = usize::try_from(self.pool.stats().memory.held_bytes).unwrap();
-        // One that had pinned nothing begins with the new context.
+        // A pool that had pinned nothing continues with the new context.
         assert!(held == 0 || self.pool.get(held + LARGEST).is_err(), "memory of two contexts in one pool");
         self.held.clear();
         self.pool = pool_of(&self.backend, self.max_bytes);

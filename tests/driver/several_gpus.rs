@@ -19,7 +19,7 @@ fn is_active(device: i32) -> bool {
     active != 0
 }
 
-/// A copy to the device of the current context and back, by the driver's own calls; what arrived.
+/// Copies to the device of the current context and back, by direct driver calls, and returns what arrived.
 fn copied(start: *const u8, len: usize) -> Result<Vec<u8>, cudarc::driver::DriverError> {
     // SAFETY: freed below.
     let there = unsafe { result::malloc_sync(len) }?;
@@ -30,7 +30,7 @@ fn copied(start: *const u8, len: usize) -> Result<Vec<u8>, cudarc::driver::Drive
     let both = unsafe { result::memcpy_htod_sync(there, source) }
         // SAFETY: as above.
         .and_then(|()| unsafe { result::memcpy_dtoh_sync(&mut arrived, there) });
-    // SAFETY: allocated above; the copies are over.
+    // SAFETY: allocated above; the copies are complete.
     unsafe { result::free_sync(there) }?;
     both.map(|()| arrived)
 }
@@ -49,7 +49,7 @@ fn a_process_that_works_with_gpu_1(backend: Backend) {
     }
     drop(pool);
     assert!(!is_active(0), "a context on a GPU that the process does not use");
-    // One for the other GPU, as `device` says, is copied by this one all the same.
+    // A pool for the other GPU, selected by `device`, can be copied by this GPU too.
     let pool = builder(backend).device(0).build().unwrap();
     let buf = filled(&pool, 3 * MIB, 4);
     context.bind_to_thread().unwrap();

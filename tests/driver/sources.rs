@@ -17,7 +17,7 @@ use crate::fixture::{Held, MIB, builder, held, loaded, on_a_stream};
 use crate::valid_stats::valid_stats;
 
 const GRANULE: usize = 2 * MIB;
-/// More than stay mapped at old places.
+/// More granules than may stay mapped at their old places.
 pub(crate) const RANGE_GRANULES: usize = 800;
 const VIRTUAL_HOST_MEMORY: i32 = 141;
 const REGISTERS: i32 = 99;
@@ -94,8 +94,8 @@ fn the_sources_report_the_bytes_that_they_hold() {
         for len in [1, PAGE_BYTES, 100_000, GRANULE - 1, GRANULE, GRANULE + 1] {
             for is_fast in [false, true] {
                 let (name, before) = (source.name(), driver.counts().pinned_bytes);
-                let region = if is_fast { source.acquire_fast(len, 2, &|_| {}) } else { source.acquire(len) }.unwrap();
-                let expected = if is_fast { source.held_bytes_fast(len) } else { source.held_bytes(len) } as u64;
+                let region = if is_fast { source.acquire_bulk(len, 2, &|_| {}) } else { source.acquire(len) }.unwrap();
+                let expected = if is_fast { source.held_bytes_in_bulk(len) } else { source.held_bytes(len) } as u64;
                 assert_eq!(driver.counts().pinned_bytes - before, expected, "{name}, {len} B");
                 // SAFETY: acquired above, unused.
                 unsafe { source.release(region) }.unwrap();
@@ -106,7 +106,7 @@ fn the_sources_report_the_bytes_that_they_hold() {
 
 #[test]
 fn a_new_pool_creates_no_context_and_holds_nothing() {
-    // A context that another test has made is one that a trial enters.
+    // If another test had created a context, a trial would enter it.
     alone(|| {
         let (driver, before) = loaded();
         for backend in [Backend::Auto, Backend::Vmm, Backend::Register] {
@@ -137,7 +137,7 @@ fn auto_uses_the_best_backend_and_names_what_is_missing() {
     assert_eq!(taken(Preset::Adaptive), "cuda");
 }
 
-/// The name and the number of each of these calls.
+/// Name and call number of each step.
 fn each_call<const N: usize>(steps: [(&'static str, u64); N]) -> impl Iterator<Item = (&'static str, u64)> {
     steps.into_iter().flat_map(|(name, count)| (1..=count).map(move |nth| (name, nth)))
 }
@@ -180,7 +180,7 @@ fn a_remap_that_cannot_be_undone_leaves_the_granules_in_place() {
     let driver = MockDriver::load();
     let vmm = VmmRange::committed(3);
     let before = held(&driver);
-    // What is mapped at the new place by then cannot be unmapped there either: it is unmapped before the place is used.
+    // Granules already mapped at the new place cannot be unmapped there. They are unmapped before the place is used again.
     driver.fail("cuMemSetAccess", 1, Code::UNKNOWN);
     driver.fail_from("cuMemUnmap", 1, Code::UNKNOWN);
     assert!(matches!(vmm.remap(0, 8, 3).unwrap_err(), RemapError::Kept(_)));

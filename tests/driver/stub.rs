@@ -1,5 +1,5 @@
-//! A toolkit's stub of libcuda precedes the driver in the loader's path, as `libcuda.so`, and its `cuInit` returns 34; or the program
-//! has loaded the driver already. Each test is a separate process, with the mock driver as a driver with the SONAME
+//! A toolkit's libcuda stub precedes the driver in the loader's path as `libcuda.so`, and its `cuInit` returns 34; or the
+//! program has loaded the driver already. Each test runs in a separate process, in which the mock driver has the SONAME
 //! `libcuda.so.1`.
 #![allow(unsafe_code)] // Calls the driver by name.
 
@@ -18,7 +18,7 @@ use pinpool::{Backend, PinnedBy, Pool};
 use crate::child::alone_with;
 use crate::fixture::{MIB, builder};
 
-/// The SONAME of a driver, and of the stubs of toolkits.
+/// The SONAME of drivers and of toolkit stubs.
 const DRIVER: &str = "libcuda.so.1";
 
 /// A folder with the stub, and one with the driver.
@@ -27,17 +27,17 @@ struct Folders {
 }
 
 impl Folders {
-    /// `None` without a C compiler. The stub has the names `of_stub`, and `soname` in itself.
-    fn new(of_stub: &[&str], soname: &str) -> Option<Self> {
+    /// Returns `None` without a C compiler. The stub's files are named `stub_folder`, and its SONAME is `soname`.
+    fn new(stub_folder: &[&str], soname: &str) -> Option<Self> {
         let folders = Self { root: tempfile::tempdir().unwrap() };
-        fs::create_dir(folders.of_stub()).unwrap();
-        fs::create_dir(folders.of_driver()).unwrap();
+        fs::create_dir(folders.stub_folder()).unwrap();
+        fs::create_dir(folders.driver_folder()).unwrap();
         let source = folders.root.path().join("stub.c");
         fs::write(&source, "int cuInit(unsigned flags) { return flags == 0 ? 34 : 1; }\n").unwrap();
-        for name in of_stub {
+        for name in stub_folder {
             let mut command = Command::new("cc");
             command.args(["-shared", "-fPIC", &format!("-Wl,-soname,{soname}"), "-o"]);
-            let compiled = command.arg(folders.of_stub().join(name)).arg(&source).status();
+            let compiled = command.arg(folders.stub_folder().join(name)).arg(&source).status();
             if !compiled.is_ok_and(|status| status.success()) {
                 let _ = writeln!(std::io::stderr(), "skipped: no C compiler");
                 return None;
@@ -47,25 +47,25 @@ impl Folders {
         Some(folders)
     }
 
-    fn of_stub(&self) -> PathBuf {
+    fn stub_folder(&self) -> PathBuf {
         self.root.path().join("stub")
     }
 
-    fn of_driver(&self) -> PathBuf {
+    fn driver_folder(&self) -> PathBuf {
         self.root.path().join("driver")
     }
 
     fn driver(&self) -> PathBuf {
-        self.of_driver().join("libcuda.so.1")
+        self.driver_folder().join("libcuda.so.1")
     }
 
     fn path(&self) -> Vec<(&'static str, String)> {
-        vec![("LD_LIBRARY_PATH", format!("{}:{}", self.of_stub().display(), self.of_driver().display()))]
+        vec![("LD_LIBRARY_PATH", format!("{}:{}", self.stub_folder().display(), self.driver_folder().display()))]
     }
 }
 
-/// Copies the mock driver with the SONAME of a driver. The table of names has no room for a longer SONAME, so the new one replaces
-/// the name of a control function that these tests do not call.
+/// Copies the mock driver and gives it the SONAME of a driver. The string table has no room for a longer SONAME, so the new
+/// SONAME overwrites the name of a control function that these tests do not call.
 fn write_with_soname(library: &Path, to: &Path) {
     const HEADER_BYTES: usize = 56;
     const LOADED: u64 = 1;
@@ -126,7 +126,7 @@ fn calls(driver: *mut c_void, name: &CStr) -> u64 {
     unsafe { calls(name.as_ptr()) }
 }
 
-/// A stream of the driver, as another framework has it, in the primary context, which is made current.
+/// A driver stream, as another framework creates it, in the primary context, which is made current.
 fn stream_of(driver: *mut c_void) -> sys::CUstream {
     let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
     let retain: unsafe extern "C" fn(*mut sys::CUcontext, c_int) -> c_int = typed(driver, c"cuDevicePrimaryCtxRetain");
@@ -141,7 +141,7 @@ fn stream_of(driver: *mut c_void) -> sys::CUstream {
     stream
 }
 
-/// A pool of each backend pins by the driver, and takes memory back after the work of a stream.
+/// A pool of each backend pins through the driver, and reuses memory after the work of a stream.
 fn check_pools(driver: *mut c_void) {
     for (backend, call) in [
         (Backend::Vmm, c"cuMemCreate"),
@@ -197,11 +197,11 @@ fn an_already_loaded_driver_is_used() {
 /// The stub's file for [`check_that_a_loaded_stub_is_passed_over`], and the path.
 fn with_the_stub(folders: &Folders, name: &str) -> Vec<(&'static str, String)> {
     let mut variables = folders.path();
-    variables.push(("STUB", folders.of_stub().join(name).display().to_string()));
+    variables.push(("STUB", folders.stub_folder().join(name).display().to_string()));
     variables
 }
 
-/// The driver is found though the program has loaded a stub by its path, under the name that is in it.
+/// The driver is found although the program has loaded a stub by its path, under the stub's SONAME.
 fn check_that_a_loaded_stub_is_passed_over(soname: &CStr) {
     let stub = open(Path::new(&std::env::var_os("STUB").unwrap()));
     // SAFETY: loads nothing.
@@ -219,7 +219,7 @@ fn an_already_loaded_stub_is_skipped() {
 #[test]
 fn a_stub_with_the_name_of_the_driver_is_skipped() {
     let Some(folders) = Folders::new(&["libcuda.so.1"], DRIVER) else { return };
-    fs::rename(folders.driver(), folders.of_driver().join("libcuda.so")).unwrap();
+    fs::rename(folders.driver(), folders.driver_folder().join("libcuda.so")).unwrap();
     alone_with(with_the_stub(&folders, "libcuda.so.1"), || check_that_a_loaded_stub_is_passed_over(c"libcuda.so.1"));
 }
 

@@ -15,7 +15,7 @@ fn warnings() -> Vec<String> {
     lines_with_levels().into_iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line).collect()
 }
 
-/// One warning holds all of `parts`.
+/// Checks that exactly one warning mentions the GPU, and that it contains all of `parts`.
 fn check_warned(parts: &[&str]) {
     let warnings = warnings();
     let of_gpu: Vec<_> = warnings.iter().filter(|line| line.contains("GPU")).collect();

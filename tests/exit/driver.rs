@@ -1,4 +1,4 @@
-//! The end of the process over the mock driver of a GPU's driver.
+//! The end of the process over the mock driver.
 
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +21,7 @@ fn pools() -> Vec<Pool> {
     all.map(build).collect()
 }
 
-/// A copy from each pool that does not end, and an idle buffer.
+/// Leaves each pool with a copy that does not end, and an idle buffer.
 fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
     for pool in pools {
         let mut memory = stream.alloc_zeros::<u8>(4096).unwrap();
@@ -31,7 +31,7 @@ fn copying(pools: &[Pool], stream: &Arc<CudaStream>) {
     }
 }
 
-/// Pools are used after the driver has shut down, as it does in its exit handler.
+/// Uses pools after the driver has shut down, as a driver does in its exit handler.
 pub(crate) fn gone_first() {
     let driver = MockDriver::load();
     let context = CudaContext::new(0).unwrap();
@@ -41,7 +41,7 @@ pub(crate) fn gone_first() {
     copying(&pools, &stream);
     let kept: Vec<_> = pools.iter().map(|pool| pool.get(10_000).unwrap()).collect();
     driver.shut_down();
-    // The maintenance thread asks too.
+    // Meanwhile the maintenance thread calls the driver too.
     thread::sleep(Duration::from_millis(250));
     pools.iter().for_each(Pool::maintain);
     for pool in &pools {
@@ -51,11 +51,11 @@ pub(crate) fn gone_first() {
     }
     drop((kept, pools));
     std::mem::forget((stream, context));
-    // The guard of the mock driver resets it, and the rest of the process ends without it.
+    // Exits before the guard would reset the mock driver, so that the exit handlers find it shut down.
     std::process::exit(0);
 }
 
-/// The streams are never let go.
+/// Exits while all streams are held.
 pub(crate) fn exit_with_copies() {
     let driver = MockDriver::load();
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();

@@ -30,7 +30,7 @@ mod valid_stats;
 
 /// Names the case that a process was started for.
 const CASE: &str = "TEST_EXIT_CASE";
-/// A case that has not ended by then hangs.
+/// A case that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Case = (&'static str, fn(), i32);
@@ -57,16 +57,16 @@ const CASES: &[Case] = &[
     #[cfg(feature = "observe")]
     ("exit_removes_the_socket_of_a_pool_in_a_static", socket::exit_removes_it, 0),
     #[cfg(feature = "observe")]
-    ("serve_and_exit", socket::serve_and_exit, OF_ANOTHER),
+    ("serve_and_exit", socket::serve_and_exit, CHILD_ONLY),
     #[cfg(feature = "observe")]
-    ("record_and_return", recording::record_and_return, OF_ANOTHER),
+    ("record_and_return", recording::record_and_return, CHILD_ONLY),
     #[cfg(feature = "observe")]
-    ("record_and_fork", recording::record_and_fork, OF_ANOTHER),
+    ("record_and_fork", recording::record_and_fork, CHILD_ONLY),
     #[cfg(feature = "observe")]
-    ("record_to_a_full_pipe", recording::record_to_a_full_pipe, OF_ANOTHER),
+    ("record_to_a_full_pipe", recording::record_to_a_full_pipe, CHILD_ONLY),
 ];
-/// The outcome of a case that another one runs.
-const OF_ANOTHER: i32 = -1;
+/// Marks a case that only another case runs.
+const CHILD_ONLY: i32 = -1;
 
 fn main() -> ExitCode {
     if let Ok(name) = env::var(CASE) {
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     let wanted: Vec<_> = env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
     let mut failed = 0;
-    for (name, _, code) in CASES.iter().filter(|case| is_wanted(case.0) && case.2 != OF_ANOTHER) {
+    for (name, _, code) in CASES.iter().filter(|case| is_wanted(case.0) && case.2 != CHILD_ONLY) {
         let ended = ended(start(name));
         let is_right = ended == Some(*code);
         failed += u8::from(!is_right);
@@ -96,7 +96,7 @@ fn start(case: &str) -> Child {
     command.env(CASE, case).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// The exit status, once it has ended; `None` for one that was killed, as one that hangs is.
+/// Waits for the end of `child` and returns its exit status, or `None` if it was killed, as a hanging child is.
 fn ended(mut child: Child) -> Option<i32> {
     let begun = Instant::now();
     loop {
@@ -156,7 +156,7 @@ fn exit_at_work() {
 static POOL: OnceLock<Pool> = OnceLock::new();
 
 thread_local! {
-    /// Dropped after `main`, in an order that is not ours to choose.
+    /// Dropped after `main`, in an order that we cannot choose.
     static KEPT: RefCell<Option<(Pool, PinnedBuf)>> = const { RefCell::new(None) };
 }
 
@@ -216,7 +216,7 @@ extern "C" fn judge() {
 }
 
 fn exit_handlers() {
-    // Handlers run in the opposite order of their registration: `judge` is the last.
+    // Handlers run in reverse order of registration, so `judge` is the last.
     for handler in [judge, use_pool] {
         // SAFETY: a function of this program.
         assert_eq!(unsafe { libc::atexit(handler) }, 0);
@@ -248,7 +248,7 @@ fn thread_death() {
         let pool = pool.clone();
         let dying = thread::spawn(move || {
             let held = pool.get(4096).unwrap();
-            // One returns in the destructors of the thread, the others while it unwinds.
+            // This buffer returns in the thread's destructors, the others while the thread unwinds.
             KEPT.set(Some((pool.clone(), pool.get(10_000).unwrap())));
             let copied = pool.get(20_000).unwrap();
             let stream = SinkStream::new().unwrap();
@@ -257,7 +257,7 @@ fn thread_death() {
         });
         let _ = dying.join();
     }
-    // No call: the copies leave by themselves. A buffer with a copy that was just found complete counts as in use until it is
+    // The copies complete without a call. A buffer with a copy that was just found complete counts as in use until it is
     // returned.
     let stats = stats_when(&pool, |stats| stats.copies.in_flight + stats.memory.in_use == 0);
     assert_eq!((stats.memory.in_use, stats.requests.served, stats.requests.returned), (0, 60, 60));

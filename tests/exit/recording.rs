@@ -15,7 +15,7 @@ use pinpool_replay::{Event, Input, Recording};
 
 use super::{CASE, ended, heap};
 
-/// The file of a case that another one runs.
+/// Names the file of a case that another case runs.
 const TRACE: &str = "TEST_EXIT_TRACE";
 /// Fewer records than a queue holds.
 const PAIRS: usize = 1000;
@@ -28,7 +28,7 @@ fn pairs(pool: &Pool) {
     (0..PAIRS).for_each(|_| drop(pool.get(4096).unwrap()));
 }
 
-/// Runs `case`, which is to end with `code`, and returns what it recorded.
+/// Runs `case`, which must exit with `code`, and returns its recording.
 fn recording_of(case: &str, code: i32) -> Recording {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace.gz");
@@ -41,7 +41,7 @@ fn run(case: &str, path: &Path, code: i32) {
     assert_eq!(ended(child), Some(code), "{case}");
 }
 
-/// Requests and puts of a whole recording, and how many of its pools have ended.
+/// The numbers of requests, returns and ended pools in a complete recording.
 fn counts(recording: &Recording) -> (usize, usize, usize) {
     assert_eq!((recording.warning.as_deref(), recording.lost), (None, 0));
     let count = |is: fn(&Event) -> bool| recording.records.iter().filter(|record| is(&record.event)).count();
@@ -50,7 +50,7 @@ fn counts(recording: &Recording) -> (usize, usize, usize) {
 }
 
 pub(super) fn return_leaves_all_records() {
-    // Another thread puts a buffer now and then, and ends a pool.
+    // Another thread keeps requesting and returning a buffer, and no pool ends.
     let (gets, puts, ends) = counts(&recording_of("record_and_return", 0));
     assert!(gets >= 2 * PAIRS && puts >= 2 * PAIRS && ends == 0, "{gets} {puts} {ends}");
 }
@@ -70,7 +70,7 @@ pub(super) fn record_and_return() {
 }
 
 pub(super) fn forked_child_exits_at_once() {
-    // The child of the child neither waits nor writes; the exit leaves all records.
+    // The forked child neither waits nor writes, and its parent's exit writes all records.
     assert_eq!(counts(&recording_of("record_and_fork", 7)), (PAIRS, PAIRS, 0));
 }
 
@@ -79,7 +79,7 @@ pub(super) fn record_and_fork() {
     // SAFETY: the child only exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: runs the handlers of exit, which are to bear that other threads are gone.
+        // SAFETY: runs the exit handlers, which must work although the other threads are gone.
         unsafe { libc::exit(3) };
     }
     let mut status = 0;
@@ -94,7 +94,7 @@ pub(super) fn exit_while_the_disk_stalls() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pipe");
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: a string that ends in zero.
+    // SAFETY: the string ends in zero.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     run("record_to_a_full_pipe", &path, 7);
 }

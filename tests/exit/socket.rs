@@ -1,4 +1,4 @@
-//! A process that ends while its pools are shown at a socket: the file of the socket goes with it.
+//! A process that ends while a socket serves its statistics: the socket's file is removed.
 
 use std::env;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use pinpool::Pool;
 
 use super::{CASE, ended, heap};
 
-/// The socket of a case that another one runs.
+/// Names the socket of a case that another case runs.
 const SOCKET: &str = "TEST_EXIT_SOCKET";
 
 pub(super) fn exit_removes_it() {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 const WORD: usize = size_of::<u64>();
 
-/// A batch; its bytes follow from its number.
+/// A batch, with bytes that are derived from its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) number: u64,
@@ -33,7 +33,7 @@ impl Batch {
         (mixed ^ mixed >> 29).to_le_bytes()
     }
 
-    /// Compares every byte. `origin` names backend and stream.
+    /// Compares every byte. `origin` names the backend and the stream.
     pub(crate) fn check(self, found: &[u8], origin: impl Display) {
         let mut sent = vec![0; self.len];
         self.write(&mut sent);

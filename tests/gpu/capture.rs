@@ -102,7 +102,7 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     while !copy.is_complete().unwrap() {
         thread::yield_now();
     }
-    // The maintenance thread may be querying the copy: then a poll passes over it.
+    // While the maintenance thread queries the copy, a poll skips it.
     until("the copy is over", || {
         pool.maintain();
         pool.stats().copies.in_flight == 0

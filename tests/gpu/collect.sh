@@ -10,14 +10,14 @@ cd "$(dirname "$0")/../.."
 profile=${PROFILE:-release}
 export CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
-# The path of the one test binary of this name, from cargo's own report.
+# Prints the path of the test binary with this name, from cargo's own report.
 suite() {
     cargo test -p pinpool --no-run --all-features --profile "$profile" --test gpu --message-format=json |
         sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p' | tail -n 1
 }
 
 mkdir -p "$folder"
-# Removes what an earlier collection left, so that run.sh repeats all steps.
+# Removes the results of an earlier collection, so that run.sh repeats all steps.
 rm -rf "$folder"/pinpool-*.whl "$folder/log/site" "$folder"/log/*.ok
 cargo build --profile "$profile" -p pinpool-cli -p pinpool-bench -p pinpool-preload -p pinpool-capi
 cargo build -p in_process --profile "$profile"
@@ -27,7 +27,7 @@ install -m 755 "$built/pinpool" "$built/pinpool-bench" "$folder"
 install -m 755 "$(suite)" "$folder/gpu"
 install -m 755 "$built/libin_process.so" "$folder/libin_process.so"
 install -m 755 "$built/libpinpool_preload.so" "$folder/libpinpool_preload.so"
-# By the name that programs look for it at run time.
+# Named as programs look for it at run time.
 install -m 755 "$built/libpinpool_c.so" "$folder/libpinpool.so.0"
 strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpool_preload.so" "$folder/libpinpool.so.0"
 
@@ -52,7 +52,7 @@ install -m 644 tests/gpu/pinned_copies.py "$folder/pinned_copies.py"
 install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
 
-# What run.sh has a step for, by its file.
+# The files that the steps of run.sh need.
 for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 copy_batches libpinpool_preload.so steps "pinpool-*.whl" torch_allocator.py libraries.py pinned_copies.py workers.py; do
     compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
 done

@@ -1,4 +1,4 @@
-//! One copy at a time, held while it is observed: whether the memory may be reused meanwhile, and which bytes arrive.
+//! One copy at a time, held while it is observed: the memory must not be reused meanwhile, and the right bytes must arrive.
 
 use cudarc::driver::CudaContext;
 use pinpool::{PinnedBuf, Pool};
@@ -29,7 +29,7 @@ fn check_in_flight(pool: &Pool, what: &str) {
     assert!(pool.try_get(LEN).unwrap().is_none(), "{what}: handed out during a copy");
 }
 
-/// The kinds of streams that programs use; for the last two cudarc records no events.
+/// The kinds of streams that programs use. For the last two, cudarc records no events.
 fn usual_lanes(rig: &Rig<'_>) -> Vec<Lane> {
     let untracked = CudaContext::new(0).unwrap();
     // SAFETY: each block of device memory is used on one stream.

@@ -1,6 +1,6 @@
 //! The assumed behavior of the driver. Checked on the mock driver and on a real device, so that the mock driver may replace the
 //! device in tests.
-#![allow(unsafe_code, clippy::print_stdout)] // Calls the driver by hand, and prints a figure.
+#![allow(unsafe_code, clippy::print_stdout)] // Calls the driver directly, and prints its answers.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use CUstreamCaptureMode::{CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_
 
 const PAGE: usize = 4096;
 
-/// A fact; panics where it does not hold.
+/// A fact, which panics if it does not hold.
 pub(crate) type Fact = fn(&Arc<CudaContext>);
 
-/// Every fact by name, each to be checked on a device without other users.
+/// Every fact by name. Each must be checked on a device without other users.
 pub(crate) const FACTS: [(&str, Fact); 14] = [
     ("unknown_pointers_are_refused", unknown_pointers_are_refused),
     ("a_copy_stays_in_one_registration", a_copy_stays_in_one_registration),
@@ -39,7 +39,7 @@ pub(crate) const FACTS: [(&str, Fact); 14] = [
     ("host_memory_is_created_without_a_context", host_memory_is_created_without_a_context),
 ];
 
-/// Checks every fact in this process, and panics with all that do not hold.
+/// Checks every fact in this process, and panics with the names of all facts that do not hold.
 #[allow(dead_code)] // On a device each fact has its own process.
 pub(crate) fn check(context: &Arc<CudaContext>) {
     let holds = |fact: &Fact| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fact(context))).is_ok();
@@ -67,7 +67,7 @@ fn relax() {
     assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "the mode of a new thread");
 }
 
-/// Captures on `stream` while `run` runs; returns the code of the end of the capture.
+/// Captures on `stream` while `run` runs, and returns the error code from the end of the capture.
 fn captured(stream: &CudaStream, run: impl FnOnce()) -> CUresult {
     // SAFETY: a live stream, which captures until the line after `run`.
     unsafe { result::stream::begin_capture(stream.cu_stream(), CU_STREAM_CAPTURE_MODE_GLOBAL) }.unwrap();
@@ -102,7 +102,7 @@ fn unknown_pointers_are_refused(context: &Arc<CudaContext>) {
 }
 
 fn a_copy_stays_in_one_registration(context: &Arc<CudaContext>) {
-    // The driver may copy small data inline, whatever memory it spans. So the second size is certainly copied by the device.
+    // The driver may copy small data inline, whatever memory it spans. The second size is certainly copied by the device.
     for half in [PAGE, 16 << 20] {
         let stream = context.new_stream().unwrap();
         let device = stream.alloc_zeros::<u8>(3 * half).unwrap();
@@ -183,7 +183,8 @@ fn pinning_during_a_global_capture_needs_relaxing_too(context: &Arc<CudaContext>
     assert_eq!(end, CUresult::CUDA_SUCCESS);
 }
 
-/// A stream that is ordered with the default stream captures. `cuStreamIsCapturing` leaves the capture valid, a query does not.
+/// While a stream that is ordered with the default stream captures, `cuStreamIsCapturing` leaves the capture valid, but a query
+/// does not.
 fn the_default_stream_is_not_queried_during_a_capture(context: &Arc<CudaContext>) {
     let mut stream = std::ptr::null_mut();
     // SAFETY: space for a handle; destroyed below.
@@ -211,7 +212,7 @@ fn the_default_stream_is_not_queried_during_a_capture(context: &Arc<CudaContext>
             unsafe { result::graph::destroy(graph) }.unwrap();
         }
     }
-    // SAFETY: made above, used no more.
+    // SAFETY: created above, and not used any more.
     unsafe { sys::cuStreamDestroy_v2(stream) }.result().unwrap();
 }
 
@@ -249,7 +250,8 @@ fn only_an_event_that_was_recorded_has_a_time(context: &Arc<CudaContext>) {
     assert_eq!(elapsed(), CUresult::CUDA_SUCCESS);
 }
 
-/// The code of the time from an event to itself. Found by name: the newer form came with CUDA 12.8.
+/// Measures the time from an event to itself and returns the code. The function is found by name, because CUDA 12.8 has a newer
+/// form.
 fn elapsed(event: sys::CUevent) -> CUresult {
     type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
     // SAFETY: the driver is loaded, and stays so.
@@ -302,7 +304,7 @@ fn pinned_memory_has_a_device_address(context: &Arc<CudaContext>) {
     assert_eq!(asked, CUresult::CUDA_ERROR_INVALID_VALUE);
 }
 
-/// Whether destroying waits for the function is the driver's choice; the function must not be lost.
+/// The driver may or may not wait for the function when it destroys the stream, but it must not lose the function.
 fn a_stream_is_destroyed_behind_a_blocked_host_function(context: &Arc<CudaContext>) {
     static MAY_END: AtomicBool = AtomicBool::new(false);
     static ENDED: AtomicBool = AtomicBool::new(false);
@@ -329,7 +331,7 @@ fn a_stream_is_destroyed_behind_a_blocked_host_function(context: &Arc<CudaContex
     }
 }
 
-/// `CUmemAllocationProp`, whatever version the bindings are of.
+/// `CUmemAllocationProp`, independent of the version of the bindings.
 #[repr(C)]
 struct Properties {
     kind: i32,
@@ -342,14 +344,14 @@ struct Properties {
 const GRANULE: usize = 2 << 20;
 const NUMA_NODE: i32 = 3;
 const CURRENT_NUMA_NODE: i32 = 4;
-/// Virtual memory on a node of the host, an attribute of devices.
+/// The device attribute for virtual memory on a host NUMA node.
 const HOST_NUMA_VIRTUAL_MEMORY: i32 = 141;
 
 type Create = unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> i32;
 type Release = unsafe extern "C" fn(u64) -> i32;
 type Attribute = unsafe extern "C" fn(*mut i32, i32, sys::CUdevice) -> i32;
 
-/// Creates a granule and releases it; `None` where the device has no virtual memory of the host.
+/// Creates and releases a granule. Returns `None` if the device does not support virtual host memory.
 fn create_at(context: &Arc<CudaContext>, location: [i32; 2]) -> Option<i32> {
     // SAFETY: the driver is loaded, and stays so.
     let library = unsafe { sys::culib() };
@@ -382,7 +384,7 @@ fn host_memory_of_no_node_is_refused(context: &Arc<CudaContext>) {
     for location in [[NUMA_NODE, -1], [NUMA_NODE, 63], [CURRENT_NUMA_NODE, 0]] {
         let answer = create_at(context, location);
         println!("memory at {location:?}: {answer:?}");
-        // Any refusal will do: a pool asks for the next place.
+        // Any error is sufficient, because a pool then tries the next location.
         assert_ne!(answer, Some(0), "{location:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! How processes end, and children of them: exit with copies in flight and threads alive, fork after growth. Each
+//! How processes and their forked children end: exit with copies in flight and live threads, fork after growth. Each
 //! case runs in a separate process.
 
 use std::env;
@@ -73,22 +73,22 @@ fn forks_after_growth() {
     let mut lane = Lane::on(&context.new_stream().unwrap(), "a stream".to_owned(), LEN);
     let batches: Vec<_> = (0..4).map(|number| Batch::new(number, LEN - 5)).collect();
     let mut bufs: Vec<_> = batches.iter().map(|&batch| filled(&pool, batch)).collect();
-    // SAFETY: the child calls only what is safe behind a fork of a process with threads, and ends without unwinding.
+    // SAFETY: the child calls only what is safe after forking a multi-threaded process, and ends without unwinding.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // Requests are refused, and what it drops releases nothing.
+        // The child's requests are refused, and its drops release nothing.
         let refused = pool.get(MIB).is_err_and(|error| error.is_forked());
         pool.trim(0);
         drop(bufs);
-        // SAFETY: ends the child without running what belongs to the parent.
+        // SAFETY: ends the child without running its parent's exit handlers.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut status = 0;
     // SAFETY: a place for a number, and a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child: {status}");
-    // Pages that a fork made copy-on-write would be written elsewhere than where the device reads.
+    // If the fork had made the pages copy-on-write, these writes would go to pages that the device does not read.
     for (buf, batch) in bufs.iter_mut().zip(&batches) {
         let again = Batch::new(batch.number + 100, batch.len);
         again.write(buf.wait_slice_mut().unwrap());

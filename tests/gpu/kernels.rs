@@ -1,7 +1,7 @@
-//! Kernels alongside the pool: one that runs while memory is pinned, moved and released, and one that reads a buffer in place.
+//! Kernels alongside the pool: one runs while memory is pinned, remapped and released, and one reads a buffer in place.
 //!
-//! The kernels are PTX, compiled by the driver. The mock driver has none: there a host function takes the place of the
-//! kernel that runs, and the other is skipped with a word.
+//! The kernels are PTX, compiled by the driver. The mock driver runs no kernels: there a host function replaces the
+//! first kernel, and the test of the second is skipped with a message.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl Kernels {
         context.bind_to_thread().unwrap();
         // SAFETY: the driver is loaded, and stays so.
         let library = unsafe { sys::culib() };
-        // SAFETY: only asks for the name.
+        // SAFETY: only looks up a name.
         if unsafe { library.get::<*const ()>(b"cuModuleLoadData\0") }.is_err() {
             print_uncaptured("skipped: this driver runs no kernels");
             return None;
@@ -100,7 +100,7 @@ impl Kernels {
     }
 }
 
-/// A kernel that runs until it is told to end; on the mock driver a host function.
+/// A kernel, or on the mock driver a host function, that runs until it is told to end.
 enum Running {
     Kernel { word: usize, stream: Arc<CudaStream> },
     HostFunction(HeldStream),
@@ -112,9 +112,9 @@ impl Running {
     fn on(stream: &Arc<CudaStream>, kernels: Option<&Kernels>) -> Self {
         let Some(kernels) = kernels else { return Self::HostFunction(HeldStream::on(stream)) };
         stream.context().bind_to_thread().unwrap();
-        // SAFETY: a word for the kernel and this process, never freed: freeing would wait for the device.
+        // SAFETY: the kernel and this process share this word. It is never freed, because freeing would wait for the device.
         let word = unsafe { result::malloc_host(4096, sys::CU_MEMHOSTALLOC_PORTABLE) }.unwrap().cast::<AtomicU32>();
-        // SAFETY: page-aligned or at least aligned for words, and ours alone.
+        // SAFETY: aligned at least for words, and not shared yet.
         unsafe { word.write(AtomicU32::new(0)) };
         let nanos = u64::try_from(Self::LONGEST.as_nanos()).unwrap();
         kernels.launch("spin", 1, stream, &mut [word.expose_provenance() as u64, nanos]);
@@ -150,13 +150,13 @@ fn memory_is_pinned_moved_and_released_while_a_kernel_runs() {
         let wide = pool.get_with(Request::new(6 * MIB).timeout(Duration::ZERO));
         assert_eq!(wide.is_ok(), rig.virtual_memory(), "{}: {:?}", rig.name(), pool.stats());
         if rig.virtual_memory() {
-            // Nothing of this waits for the kernel.
+            // None of these calls waits for the kernel.
             drop((bufs, wide));
             pool.clear();
             assert_eq!(pool.stats().memory.held_bytes, 0, "{}", rig.name());
             running.end();
         } else {
-            // A release would wait for it.
+            // A release would wait for the kernel.
             drop((bufs, wide));
             running.end();
             pool.clear();

@@ -1,5 +1,5 @@
-"""Copies of torch, CuPy and JAX to a GPU from the memory of the wheel's pool, every byte compared. One JSON line; each library that
-is not installed is named in it.
+"""Copies by torch, CuPy and JAX to a GPU from memory of the wheel's pool, with every byte compared. Prints one JSON line,
+which also names the libraries that are not installed.
 """
 
 import gc
@@ -13,7 +13,7 @@ import numpy as np
 import pinpool
 
 
-def cupy(pool):
+def check_cupy(pool):
     """Copies that run while CuPy drops their pinned memory."""
     import cupy
     import cupyx
@@ -37,8 +37,8 @@ def cupy(pool):
     pinpool.cupy.uninstall()
 
 
-def jax(pool):
-    """One buffer as an array of the host, then on the GPU."""
+def check_jax(pool):
+    """Uses one buffer as a host array, then copies it to the GPU."""
     import jax
 
     with pool.get(1 << 20) as buf:
@@ -50,7 +50,7 @@ def jax(pool):
         gc.collect()
 
 
-def torch(pool):
+def check_torch(pool):
     """Copies that run while their pinned tensors are dropped."""
     import torch
 
@@ -63,13 +63,13 @@ def torch(pool):
     assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
 
 
-NEEDS = {"torch": "torch", "cupy": "cupy", "jax": "jax"}
+CHECKS = {"torch": check_torch, "cupy": check_cupy, "jax": check_jax}
 
 
 def alone(name):
     """Runs in a separate process, because each library starts CUDA in its own way."""
     pool = pinpool.Pool(env=False, max_bytes="1GiB")
-    globals()[name](pool)
+    CHECKS[name](pool)
     gc.collect()
     stats = pool.stats()
     assert stats["memory"]["quarantined"] == 0, stats
@@ -78,9 +78,9 @@ def alone(name):
 
 def main():
     found, wrong = {}, 0
-    for name, needs in NEEDS.items():
-        if importlib.util.find_spec(needs) is None:
-            found[name] = f"{needs} is not installed"
+    for name in CHECKS:
+        if importlib.util.find_spec(name) is None:
+            found[name] = f"{name} is not installed"
             continue
         ended = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, timeout=100)
         if ended.returncode == 0:

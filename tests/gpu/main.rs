@@ -1,4 +1,4 @@
-//! On a real device: the assumed behavior of the driver, and every copied byte compared after it is copied back.
+//! Tests on a real device: the assumed behavior of the driver, and copies, with every byte compared after it is copied back.
 //!
 //! Without a device each test prints `skipped: why` and passes. With `PINPOOL_REQUIRE_GPU=1` a missing device is a failure, and
 //! so is a missing backend, unless it is named, as in `PINPOOL_GPU_EXCEPT=vmm`. `PINPOOL_GPU_BACKENDS=cuda` limits the test to
@@ -19,18 +19,18 @@
 //! | `copies.rs` | one copy at a time, held while it is observed |
 //! | `memory.rs` | memory that is remapped and released alongside copies and after them; a reserve |
 //! | `capture.rs` | the pool alongside graph captures |
-//! | `kernels.rs` | kernels that run while memory is pinned, moved and released, and that read a buffer in place |
+//! | `kernels.rs` | kernels that run while memory is pinned, remapped and released, and that read a buffer in place |
 //! | `ends.rs` | exit with copies in flight, fork after growth: each in its own process |
-//! | `with_torch.py`, `tests/in_process` | a pool in the process of PyTorch |
-//! | `torch_allocator.py` | PyTorch with a pool as its pinned memory |
-//! | `pinned_copies.py` | a program of PyTorch for `pinpool run` |
-//! | `libraries.py` | copies of PyTorch, CuPy and JAX from the memory of the wheel's pool |
-//! | `peers.py` | times of the pinned memory of PyTorch and CuPy |
+//! | `with_torch.py`, `tests/in_process` | a pool in PyTorch's process |
+//! | `torch_allocator.py` | PyTorch with a pool for its pinned memory |
+//! | `pinned_copies.py` | a PyTorch program for `pinpool run` |
+//! | `libraries.py` | copies by PyTorch, CuPy and JAX from memory of the wheel's pool |
+//! | `peers.py` | timings of PyTorch's and CuPy's pinned memory |
 //!
 //! `run.sh` runs all of this and the benches of the tool on a machine without cargo, from binaries that `collect.sh` built.
 //!
-//! Each scenario is one function over a backend. Never loads the mock driver: a process has one driver, here the machine's
-//! driver.
+//! Each scenario is one function over a backend. The mock driver is never loaded here, because a process has one driver, here
+//! the machine's driver.
 #![cfg(feature = "cuda")]
 #![allow(clippy::print_stdout)] // Prints the outcome for each fact.
 #![allow(unsafe_code)] // The contract suite, the facts about the driver, and work that the pool does not track.
@@ -62,8 +62,8 @@ const MIB: usize = 1 << 20;
 /// Names the fact that a process checks.
 const FACT: &str = "PINPOOL_GPU_FACT";
 
-/// Each fact in its own process, so that one that fails, hangs or breaks the device hides no other. Prints a JSON
-/// line for each.
+/// Checks each fact in its own process, so that one that fails, hangs or breaks the device does not hide others. Prints a
+/// JSON line for each fact.
 #[test]
 fn every_fact_about_the_driver_holds_on_the_device() {
     if device::take().is_none() {
@@ -94,7 +94,7 @@ fn the_sources_keep_the_contract() {
     let Some(device) = device::take() else { return };
     let cuda = CudaSource::new(0).unwrap();
     check_source(&cuda);
-    // After a small block of other code the driver's next block may lie anywhere in a page.
+    // After other code has allocated a small block, the driver's next block may lie anywhere in a page.
     device.context.bind_to_thread().unwrap();
     // SAFETY: freed below, never touched.
     let odd = unsafe { result::malloc_host(100, 0) }.unwrap();

@@ -64,7 +64,7 @@ pub(crate) fn check_remap_during_copies(rig: &Rig<'_>, pool: &Pool) {
     let lane = &mut lanes[5];
     let hold = HeldStream::on(&lane.stream);
     drop(buf.copy_to(&lane.stream, &mut lane.memory).unwrap());
-    // Granules are unmapped at their old places, while the device is about to read them at the new one.
+    // Granules are unmapped at their old addresses while the device is about to read them at the new ones.
     pool.maintain();
     hold.open();
     lane.check(large);
@@ -105,7 +105,7 @@ fn memory_is_released_during_a_copy_or_waits_for_it() {
             assert_eq!(stats.copies.in_flight, 1, "{name}");
             hold.open();
         } else {
-            // It waits for the device.
+            // The release waits for the device.
             thread::scope(|scope| {
                 let clearing = scope.spawn(|| pool.clear());
                 thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-"""Pinned memory of other libraries on this machine, a JSON line for each figure; skips those that are not installed."""
+"""Measures pinned memory of other libraries on this machine. Prints one JSON line per result and skips missing libraries."""
 
 import json
 import time
@@ -54,5 +54,5 @@ for peer, figures in [("torch", torch_figures), ("cupy", cupy_figures)]:
         figures()
     except ImportError as why:
         report(peer, skipped=str(why))
-    except Exception as why:  # One that fails does not hide the other.
+    except Exception as why:  # A failing library does not hide the other.
         report(peer, failed=repr(why))

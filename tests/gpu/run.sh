@@ -38,7 +38,7 @@ for backend in vmm register cuda; do
     case ",$PINPOOL_GPU_EXCEPT," in *",$backend,"*) ;; *) backends+=("$backend") ;; esac
 done
 
-# quoted TEXT: as a string of JSON
+# quoted TEXT: prints TEXT as a JSON string
 quoted() { printf '"%s"' "$(printf %s "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')"; }
 
 # step NAME LIMIT COMMAND...: runs COMMAND for at most LIMIT seconds within the budget; its output goes to the log
@@ -69,16 +69,16 @@ step() {
     return "$status"
 }
 
-# why NAME STATUS: the lines that say why it failed, or the last lines
+# why NAME STATUS: prints the log lines that say why a step failed, or the last lines
 why() {
     [ "$2" -ne 77 ] && grep -hE 'panicked|result: FAILED|no (backend|usable GPU)|^pinpool:|hangs|Error' "$log/$1.out" "$log/$1.err" | head -n 12 | grep . && return
     tail -qn 1 "$log/$1.out" "$log/$1.err"
 }
 
-# row NAME OUTCOME SECONDS: of the table
+# row NAME OUTCOME SECONDS: adds a row to the table
 row() { printf '| %s | %s | %d |\n' "$1" "$2" "$3" >>"$log/rows"; }
 
-# missing NAME WHY: a step that cannot be run here
+# missing NAME WHY: records a step that cannot run here
 missing() {
     printf '{"step":"%s","outcome":"missing","why":%s}\n' "$1" "$(quoted "$2")"
     row "$1" "missing: $2" 0
@@ -132,7 +132,7 @@ for name in $steps; do
         ;;
     run_torch)
         step run_torch 100 "$bin/pinpool" run --stats --log "$log/run_torch.log" -- python3 "$bin/pinned_copies.py"
-        # What the pool has served: a pin call of each size, not of each tensor.
+        # What the pool has served, with one pin call per size, not per tensor.
         printf '{"figure":"run_torch","served":%s}\n' "$(quoted "$(grep -shE '^(requests|memory):|not served' "$log/run_torch.log" | tail -n 3)")"
         ;;
     wheel) step wheel 120 bash -c 'wheel && python3 -c "import pinpool; b = pinpool.Pool(env=False).get(1 << 20); assert b.is_pinned"' ;;
@@ -156,7 +156,7 @@ for name in $steps; do
             PINPOOL_GPU_BACKENDS=$backend step "suite_$backend" "${PINPOOL_GPU_SUITE_SECONDS:-150}" \
                 "$bin/gpu" --skip every_fact --test-threads=1 ${PINPOOL_GPU_SUITE:-}
             status=$?
-            # The last result belongs to the suite. Tests that run separate processes print their results before it.
+            # The last result line belongs to the suite. Tests that run separate processes print theirs earlier.
             result=
             case $status in 0 | 101) result=$(grep '^test result:' "$log/suite_$backend.out" | tail -n 1) ;; esac
             printf '{"figure":"suite_%s","passed":%s,"failed":%s}\n' "$backend" \
@@ -185,7 +185,7 @@ for name in $steps; do
     stall) figure stall 60 pinpool-bench stall --seconds "$seconds" "${of_each[@]}" ;;
     pin) figure pin 90 pinpool-bench pin --bytes "${PINPOOL_GPU_PIN:-1GiB}" --rounds 2 "${of_each[@]}" ;;
     load)
-        # The tree must be complete, because a dangling link is an error of `load`.
+        # The tree must have no dangling link, because `load` treats it as an error.
         tree=${PINPOOL_GPU_TREE:-$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))' || echo /usr/share)}
         for backend in "${backends[@]}"; do
             figure "load_synthetic_$backend" 60 pinpool load --require-gpu --verify --synthetic "${PINPOOL_GPU_FILES:-10000}" --set "BACKEND=$backend"

@@ -1,5 +1,5 @@
 """Tests `pinpool.torch.install` on a GPU: copies, a graph and a DataLoader, with every byte compared. Prints whether torch considers the
-memory of each backend pinned, which no test without a GPU can tell. Exits with 77 if torch or a GPU is missing.
+memory of each backend pinned, which only a test on a GPU can check. Exits with 77 if torch or a GPU is missing.
 """
 
 import json
@@ -23,12 +23,12 @@ def same(got, expected, what):
     assert torch.equal(got.cpu(), expected.cpu()), f"{what}: wrong bytes"
 
 
-def round_trips():
-    """Copies that run while their memory is freed and used again."""
+def round_trips(empty):
+    """Copies that run while the memory of `empty(length)` is freed and used again."""
     stream = torch.cuda.Stream()
     kept = []
     for value in range(200):
-        source = torch.full((1 << 18,), value % 251, dtype=torch.uint8, pin_memory=True)
+        source = empty(1 << 18).fill_(value % 251)
         with torch.cuda.stream(stream):
             kept.append((value % 251, source.to("cuda", non_blocking=True)))
         del source
@@ -87,8 +87,10 @@ def main():
     pool = pinpool.torch.install()
     ours = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
     figures = {"torch": torch.__version__, "backend": pool.stats()["backend"], "is_pinned": is_pinned(), "empty_is_pinned": ours.is_pinned()}
-    assert pool.stats()["memory"]["in_use"] == 1, "the tensor is not of the pool"
-    round_trips()
+    assert pool.stats()["memory"]["in_use"] == 1, "the tensor does not come from the pool"
+    round_trips(lambda length: torch.empty(length, dtype=torch.uint8, pin_memory=True))
+    other = pinpool.Pool(env=False, backend="gpu")
+    round_trips(lambda length: other.empty(length, torch.uint8))  # torch reports these copies too.
     graph()
     loader()
     del before, ours

@@ -26,7 +26,7 @@ def skip(why):
 
 
 def torch_round(torch, size, seed):
-    """Copies a pinned tensor to the device and back; whether all of it came back right."""
+    """Copies a pinned tensor to the device and back. Returns whether all bytes are right."""
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).pin_memory()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -52,7 +52,7 @@ def main():
     pool = ctypes.CDLL(library)
     pool.pinpool_rounds.restype = ctypes.c_int64
     result = []
-    # A call through ctypes leaves Python's lock to the other thread.
+    # A call through ctypes releases the interpreter's lock, so the other thread can run.
     thread = threading.Thread(target=lambda: result.append(pool.pinpool_rounds(ctypes.c_uint32(rounds))))
     thread.start()
     right = wrong = 0
@@ -65,7 +65,7 @@ def main():
             break
     thread.join()
     if torch:
-        # After the end of the pool PyTorch's memory works as before.
+        # PyTorch's memory still works after the end of the pool.
         wrong += not torch_round(torch, 8 << 20, 1)
     is_right = result == [0] and wrong == 0
     version = torch.__version__ if torch else None

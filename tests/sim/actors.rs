@@ -1,9 +1,9 @@
-//! Who does what: loaders, the device, the clock, an operator, and faults. A seed decides who is next.
+//! The actors: loaders, the device, the clock, an operator, and faults. A seed decides who acts next.
 
 use crate::draw::Draw;
 use crate::scenario::{Call, Op, Scenario, Setup, Step};
 
-/// Steps of a run, give or take half.
+/// Steps of a run, plus or minus half.
 const STEPS: u64 = 100;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -48,18 +48,18 @@ fn setup(draw: &mut Draw) -> Setup {
         finish_first: u64::from(!draw.once_in(3)),
         pools_first: u64::from(draw.once_in(2)),
         stay_faulty: u64::from(draw.once_in(4)),
-        // Drawn from what was drawn already: the scenarios of all seeds stay as they are.
+        // Derived from an earlier draw, so that the other settings of existing seeds do not change.
         background: u64::from(max_bytes.count_ones() % 2),
         lying_device: 0,
     }
 }
 
-/// The habits of those who use one pool.
+/// The habits of the actors that use one pool.
 struct Actors {
-    /// Lengths that the loaders ask for again and again.
+    /// Lengths that the loaders request repeatedly.
     lens: Vec<u64>,
     streams: u64,
-    /// Buffers held: far ahead, or one after the other.
+    /// The weight of requests, against 40 for returns: it decides how many buffers are held at once.
     hold: u64,
     copies: u64,
     faults: u64,
@@ -118,7 +118,7 @@ impl Actors {
             return match draw.below(8) {
                 0 => Step::new(Op::CancelGet, &[draw.next() % 1000]),
                 1..4 => Step::new(Op::PollGet, &[draw.next() % 1000]),
-                // Drawn from what was drawn already: the steps of all seeds stay as they are.
+                // Derived from an earlier draw, so that the other steps of existing seeds do not change.
                 _ => Step::new(Op::GetAsync, &[pool, len, u64::from(len % 3 == 0)]),
             };
         }

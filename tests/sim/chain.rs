@@ -15,7 +15,7 @@ use crate::draw::Draw;
 const MIB: usize = 1 << 20;
 const SEEDS: u64 = 200;
 const STEPS: usize = 150;
-/// What `auto` is on the machine of [`machine`].
+/// The value of `auto` on the machine of [`machine`].
 const PROCESS_BYTES: u64 = 100 << 20;
 
 /// A file tree of a machine with 400 MiB.
@@ -53,14 +53,14 @@ fn step(levels: &mut [Level], draw: &mut Draw) {
     match draw.below(12) {
         0..5 => match levels[index].pool.get(len) {
             Ok(buf) => levels[index].held.push(buf),
-            // Nothing is in flight, so what is not in use is idle.
+            // Nothing is in flight, so all memory that is not in use is idle.
             Err(error) => {
                 let counted = |level: &&Level| level.is_auto == levels[index].is_auto;
                 let in_use: u64 = match levels[index].is_auto {
                     true => levels.iter().filter(counted).map(|level| level.pool.stats().memory.in_use_bytes).sum(),
                     false => levels[index].pool.stats().memory.in_use_bytes,
                 };
-                // A buffer may take twice its length, and a region of the others keeps some of its memory.
+                // A buffer may take twice its length, and partly used regions cannot be released.
                 let fits = in_use + 2 * len as u64 + (30 << 20) <= levels[index].pool.stats().limits.max_bytes.unwrap();
                 assert!(error.is_limit() && !fits, "{in_use} B are in use: {error}");
             }
@@ -91,7 +91,7 @@ fn step(levels: &mut [Level], draw: &mut Draw) {
 
 #[test]
 fn no_level_of_the_chain_exceeds_its_limit() {
-    // The process limit must not reach the pools of other tests.
+    // The process limit must not affect the pools of other tests.
     alone(|| {
         let root = tempfile::tempdir().unwrap();
         machine(root.path());
@@ -112,7 +112,7 @@ fn no_level_of_the_chain_exceeds_its_limit() {
                 for (index, level) in levels.iter().enumerate() {
                     let (pool, part) = (level.pool.stats(), level.partition.stats());
                     let at = format!("seed {seed}, step {number}, pool {index}");
-                    // A limit that was lowered takes no buffer away.
+                    // Lowering a limit takes no buffer from its user.
                     let max_bytes = pool.limits.max_bytes.unwrap();
                     lowered[index] = if before[index] > max_bytes { before[index] } else { 0 };
                     assert!(pool.memory.held_bytes <= max_bytes.max(lowered[index]), "{at}: {pool:?}");

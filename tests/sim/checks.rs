@@ -1,4 +1,4 @@
-//! What must hold after each step, and at the end.
+//! The invariants after each step and at the end.
 
 use pinpool::Stats;
 use pinpool::unstable::fast_path;
@@ -39,7 +39,7 @@ pub(crate) fn after_step(world: &World) -> Check {
     Ok(())
 }
 
-/// The requests of a partition, and the bytes that are out: never more than its limit.
+/// Checks a partition's requests, and that its bytes in use never exceed its limit.
 fn partition(world: &World, index: usize, stats: &Stats) -> Check {
     let tally = world.tallies.borrow()[index];
     equal("gets", stats.requests.served, tally.gets)?;
@@ -64,7 +64,7 @@ fn partition(world: &World, index: usize, stats: &Stats) -> Check {
     Ok(())
 }
 
-/// What users hold is as they left it.
+/// Checks that the bytes in users' buffers are unchanged.
 fn contents(world: &World) -> Check {
     for held in world.held.borrow().iter() {
         if let Some(found) = other_stamp(held.start, held.len(), held.value) {
@@ -82,7 +82,7 @@ fn counts(world: &World, stats: &Stats) -> Check {
     let held = world.held.borrow();
     let mine = held.iter();
     let pending = world.pending.borrow().len();
-    // A request that waits may have been handed a buffer, which is in use although its task does not know of it yet.
+    // A waiting request may have been handed a buffer, which is in use although its task does not know this yet.
     let waiting = world.waiting.borrow().len() as u64;
     let known = (mine.clone().count() + pending) as u64;
     if !(known..=known + waiting).contains(&stats.memory.in_use) {
@@ -102,7 +102,7 @@ fn counts(world: &World, stats: &Stats) -> Check {
     Ok(())
 }
 
-/// The source holds what the pool says.
+/// Checks that the source holds the bytes that the pool reports.
 fn ledger(world: &World, stats: &Stats) -> Check {
     let memory = world.site.memory();
     equal("bytes held by the source and by the pool", memory.held_bytes, stats.memory.held_bytes)?;
@@ -120,7 +120,7 @@ fn ledger(world: &World, stats: &Stats) -> Check {
     Ok(())
 }
 
-/// Statistics that time does not change and in which all others show.
+/// Adds statistics to the trace that do not depend on time, and that reflect all other statistics.
 fn note(world: &World, stats: &Stats) {
     let figures = [
         stats.requests.hits,
@@ -138,7 +138,7 @@ fn note(world: &World, stats: &Stats) {
     calls.into_iter().chain([queries]).for_each(|count| world.note(count));
 }
 
-/// Everything was dropped: what is still held has a reason, and what a device may use is untouched.
+/// Checks, once everything is dropped, that memory still held has a reason and that memory a device may use is untouched.
 pub(crate) fn after_end(world: &World) -> Check {
     world.site.take_report().map_or(Ok(()), Err)?;
     let memory = world.site.memory();

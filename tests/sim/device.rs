@@ -6,19 +6,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued, Fence, StreamId};
+use pinpool::copy::{CopySource, CopyStream, CopyTarget, EnqueueError, Enqueued, Fence, StreamId};
 use pinpool::{Error, Result};
 
 use crate::site::Site;
 
-/// All streams that there ever were.
+/// All streams of the run, including failed ones.
 #[derive(Debug, Default)]
 pub(crate) struct Device {
     streams: Vec<Stream>,
-    /// Fences are over before their copies are.
+    /// Fences report completion before their copies are complete.
     pub(crate) is_lying: bool,
     pub(crate) queries: u64,
-    /// The buffer that the next mark gives up.
+    /// The buffer that the next mark releases.
     pub(crate) marked: Option<usize>,
 }
 
@@ -54,35 +54,35 @@ pub(crate) struct SimStream {
 #[derive(Debug)]
 pub(crate) struct SimTarget {
     pub(crate) buffer: usize,
-    /// What a copy from the buffer must find, or what one into it carries.
+    /// The value that a copy from the buffer must find, or that a copy into it writes.
     pub(crate) value: u64,
-    pub(crate) gives_up: GivesUp,
-    /// The buffer was given up, and may be another's by now.
-    pub(crate) gave_up: Cell<bool>,
+    pub(crate) gives_up: ReleasesBuffer,
+    /// The user gave the buffer up, so another user may have it by now.
+    pub(crate) has_released: Cell<bool>,
 }
 
-/// When the call of a copy gives the buffer up.
+/// When a copy call gives the buffer up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GivesUp {
+pub(crate) enum ReleasesBuffer {
     Never,
     IfRefused,
     Always,
 }
 
 impl SimTarget {
-    pub(crate) fn new(buffer: usize, value: u64, gives_up: GivesUp) -> Self {
-        Self { buffer, value, gives_up, gave_up: Cell::new(false) }
+    pub(crate) fn new(buffer: usize, value: u64, gives_up: ReleasesBuffer) -> Self {
+        Self { buffer, value, gives_up, has_released: Cell::new(false) }
     }
 
     fn enqueue(&self, stream: &SimStream, at: usize, len: usize, writes: bool) -> Enqueued {
         let enqueued = stream.enqueue(at, len, self.value, writes);
         let gives_up = match (self.gives_up, &enqueued) {
-            (GivesUp::Always, _) | (_, Err(CopyFailure::Unknown(_))) => true,
-            (GivesUp::IfRefused, enqueued) => enqueued.is_err(),
-            (GivesUp::Never, _) => false,
+            (ReleasesBuffer::Always, _) | (_, Err(EnqueueError::Unknown(_))) => true,
+            (ReleasesBuffer::IfRefused, enqueued) => enqueued.is_err(),
+            (ReleasesBuffer::Never, _) => false,
         };
         if gives_up {
-            self.gave_up.set(true);
+            self.has_released.set(true);
             stream.site.give_up(self.buffer);
         }
         enqueued
@@ -115,7 +115,7 @@ impl Device {
         });
     }
 
-    /// The number of the stream that works in the place of `nth`.
+    /// The index of a working stream, selected by `nth`.
     pub(crate) fn working(&self, nth: u64) -> usize {
         let working: Vec<_> = (0..self.streams.len()).filter(|&index| !self.streams[index].has_failed).collect();
         working[usize::try_from(nth).unwrap() % working.len()]
@@ -134,7 +134,7 @@ impl Device {
         self.streams[index].refuses = true;
     }
 
-    pub(crate) fn be_unknown(&mut self, index: usize) {
+    pub(crate) fn make_outcome_unknown(&mut self, index: usize) {
         self.streams[index].is_unknown = true;
     }
 
@@ -145,7 +145,7 @@ impl Device {
     }
 }
 
-/// The device ends all copies except copies on failed streams.
+/// Completes all copies except those on failed streams.
 pub(crate) fn finish_all(site: &Arc<Site>) {
     let count = site.device().streams.len();
     for index in 0..count {
@@ -155,7 +155,7 @@ pub(crate) fn finish_all(site: &Arc<Site>) {
 }
 
 impl SimStream {
-    /// The device ends the oldest copy of the stream. False if there is none.
+    /// Completes the oldest copy of the stream. Returns false if there is none.
     pub(crate) fn finish_one(&self) -> bool {
         let copy = {
             let mut device = self.site.device();
@@ -167,7 +167,7 @@ impl SimStream {
         };
         let Some(copy) = copy else { return false };
         if copy.writes {
-            // SAFETY: the pool lent these bytes to the copy until its fence is over.
+            // SAFETY: the pool lent these bytes to the copy until its fence is complete.
             unsafe { stamp(copy.at, copy.len, copy.value) };
         } else if copy.buffer.is_some()
             && let Some(found) = other_stamp(copy.at, copy.len, copy.value)
@@ -185,13 +185,13 @@ impl SimStream {
             let mut device = self.site.device();
             let stream = &mut device.streams[self.index];
             if std::mem::take(&mut stream.refuses) || stream.has_failed {
-                return Err(CopyFailure::Refused(Error::copy_refused(len, "told to refuse")));
+                return Err(EnqueueError::Refused(Error::copy_refused(len, "told to refuse")));
             }
             std::mem::take(&mut stream.is_unknown)
         };
         if is_unknown {
             self.site.lose(at);
-            return Err(CopyFailure::Unknown(Error::device_failed("told not to know")));
+            return Err(EnqueueError::Unknown(Error::device_failed("told not to know")));
         }
         Ok(self.push(Some((at, len)), value, writes))
     }
@@ -207,7 +207,7 @@ impl SimStream {
     }
 }
 
-// SAFETY: a copy is over when `finish_one` has done it; one that waits for a fence makes the device do all before it.
+// SAFETY: a copy is complete once `finish_one` has made it. Waiting for a fence makes all earlier copies of the stream first.
 unsafe impl Fence for SimFence {
     fn is_complete(&self) -> Result<bool> {
         let mut device = self.stream.site.device();
@@ -242,7 +242,7 @@ unsafe impl Fence for SimFence {
     }
 }
 
-// SAFETY: nothing is enqueued when an error is returned, except for an unknown one; the fence belongs to the copy.
+// SAFETY: nothing is enqueued if an error is returned, unless it says that this is unknown; the fence belongs to the copy.
 unsafe impl CopyTarget<SimStream> for SimTarget {
     fn capacity_bytes(&self) -> usize {
         usize::MAX
@@ -264,7 +264,7 @@ unsafe impl CopySource<SimStream> for SimTarget {
     }
 }
 
-// SAFETY: the mark is over after all that was enqueued before it.
+// SAFETY: the mark is complete only after everything that was enqueued before it.
 unsafe impl CopyStream for SimStream {
     fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         let buffer = {
@@ -280,7 +280,7 @@ unsafe impl CopyStream for SimStream {
     }
 }
 
-/// Where the marks of a buffer are: both ends and the middle. A neighbor that overlaps writes to one of the ends.
+/// The offsets of a buffer's marks: both ends and the middle. An overlapping neighbor overwrites one of the ends.
 fn places(len: usize) -> [usize; 3] {
     [0, (len - 8) / 2, len - 8]
 }
@@ -289,7 +289,7 @@ fn places(len: usize) -> [usize; 3] {
 ///
 /// # Safety
 ///
-/// The bytes are mapped, and nobody else uses them.
+/// The bytes are mapped, and nothing else uses them.
 pub(crate) unsafe fn stamp(at: usize, len: usize, value: u64) {
     let start: *mut u8 = std::ptr::with_exposed_provenance_mut(at);
     if len < 24 {
@@ -304,7 +304,7 @@ pub(crate) unsafe fn stamp(at: usize, len: usize, value: u64) {
     }
 }
 
-/// What is in the `len` bytes at `at` instead of `value`.
+/// Returns a value other than `value` that the `len` bytes at `at` contain, if any.
 pub(crate) fn other_stamp(at: usize, len: usize, value: u64) -> Option<u64> {
     let start: *const u8 = std::ptr::with_exposed_provenance(at);
     if len < 24 {

@@ -8,8 +8,8 @@
 //!                       └── after each step: checks
 //! ```
 //!
-//! One thread makes all calls, so a seed has one trace, which a test checks by comparing two runs. Calls of other threads are
-//! simulated where the pool has to expect them: while the source is in a call.
+//! One thread makes all calls, so a seed has one trace, which a test checks by comparing two runs. Calls by other threads are
+//! simulated at the points where the pool must expect them: during source calls.
 //!
 //! | command | runs |
 //! | --- | --- |
@@ -18,7 +18,7 @@
 //! | `SIM_FIRST=7 SIM_SEEDS=1 cargo test --test sim seeds` | seed 7 alone |
 //! | `SIM_REPLAY=FILE cargo test --test sim replay` | the steps in a file |
 //!
-//! A seed that breaks a promise is shrunk, and its steps are written to a file under `target/tmp`.
+//! A failing seed is shrunk, and its steps are written to a file under `target/tmp`.
 #![cfg(not(miri))]
 
 mod actors;
@@ -100,7 +100,7 @@ fn a_scenario_is_read_as_it_was_written() {
     }
 }
 
-/// The device says that copies are over before they are. So a pool hands out what is being copied, and the checks see it.
+/// The device reports copies as complete too early, so the pool hands out memory that is being copied, which the checks detect.
 #[test]
 fn a_wrong_device_is_found_and_shrunk_to_four_steps() {
     let slab = Slab::new();
@@ -127,7 +127,7 @@ fn replay() {
     }
 }
 
-/// Runs that once broke a promise.
+/// Runs that once failed.
 #[test]
 fn faults_of_earlier_random_cases_stay_repaired() {
     let slab = Slab::new();

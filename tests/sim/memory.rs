@@ -15,13 +15,13 @@ use crate::scenario::{Call, Setup};
 use crate::site::Site;
 use crate::world;
 
-/// Addresses that the runs of one thread use, one run after the other.
+/// Addresses that the runs of one thread use in turn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slab {
     start: usize,
 }
 
-/// Half for reserved addresses, half for regions.
+/// One half is for reserved addresses, the other for regions.
 const HALF_BYTES: usize = 2 << 30;
 
 impl Slab {
@@ -51,7 +51,7 @@ pub(crate) struct Memory {
     pub(crate) calls: [u64; 3],
     faults: [Fault; 3],
     lost_remaps: Fault,
-    /// Calls that failed because they were told to.
+    /// Calls that failed on request.
     pub(crate) failures: [u64; 3],
     pub(crate) is_ending: bool,
 }
@@ -66,9 +66,9 @@ struct Fault {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     end: usize,
-    /// A reserve, which goes after the last buffer only.
+    /// A reserve, which is released only after the last buffer.
     is_reserve: bool,
-    /// A release of it failed, and when: before the end of the run it may be tried again.
+    /// When a release of this piece failed. Before the end of the run, the release may be repeated.
     failed: Option<Failed>,
 }
 
@@ -190,7 +190,7 @@ impl Memory {
         }
     }
 
-    /// A release of `bytes` failed.
+    /// Records that a release of `bytes` failed.
     fn record_failed(&mut self, bytes: &Range<usize>) {
         let failed = Some(if self.is_ending { Failed::AtTheEnd } else { Failed::Before });
         self.split(bytes.start);
@@ -204,7 +204,7 @@ impl Memory {
         self.pieces.range(bytes.clone()).map(|(start, _)| *start).collect()
     }
 
-    /// Makes `at` the border of two pieces, if it is inside one.
+    /// Splits the piece that contains `at`, if any.
     fn split(&mut self, at: usize) {
         if let Some((_, piece)) = self.pieces.range_mut(..at).next_back()
             && piece.end > at
@@ -224,7 +224,7 @@ impl Memory {
         self.pieces.iter().map(|(start, piece)| (*start..piece.end, is_explained(piece))).collect()
     }
 
-    /// Lowest place for a region of `len` bytes: addresses recur.
+    /// The lowest address where a region of `len` bytes fits, so that addresses recur.
     fn place(&self, len: usize) -> Option<usize> {
         let half = self.slab.start + HALF_BYTES;
         let mut at = half;
@@ -246,7 +246,7 @@ pub(crate) struct SimMemory {
 }
 
 impl SimMemory {
-    /// Each call lets other actors act first, as long as it takes.
+    /// Lets other actors act during the call, before it takes effect.
     fn enter(&self, call: Call) {
         self.site.memory().calls[call as usize] += 1;
         world::act_during(call);
@@ -332,7 +332,7 @@ unsafe impl Source for SimMemory {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.enter(Call::Release);
         if self.setup.blocks_on_release == 1 {
-            // A pool that ends may have given up copies that this ends.
+            // A pool that is ending may have abandoned copies that are completed here.
             if self.site.memory().is_ending {
                 self.site.excuse_copied();
             }
@@ -348,7 +348,7 @@ unsafe impl Source for SimMemory {
 }
 
 impl BuiltInSource for SimMemory {
-    fn acquire_fast(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, _threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         let region = self.acquire(len_bytes)?;
         progress(len_bytes);
         let mut memory = self.site.memory();

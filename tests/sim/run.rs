@@ -1,4 +1,4 @@
-//! Runs scenarios on dedicated threads, so that panics and hangs are detected too, and reports broken promises.
+//! Runs scenarios on dedicated threads, so that panics and hangs are detected too, and reports failures.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use crate::world;
 const PATIENCE: Duration = Duration::from_secs(180);
 const THREAD_NAME: &str = "simulation";
 
-/// A promise that did not hold.
+/// A failed check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Broken {
     /// After this many steps.
@@ -53,13 +53,13 @@ pub(crate) fn run_alone(scenario: &Scenario, slab: Slab) -> Result<u64, Broken> 
             running.join().unwrap();
             outcome
         }
-        // The thread is left behind.
+        // The hanging thread is abandoned.
         Err(_) => Err((steps, "the run hangs".to_owned())),
     };
     outcome.map_err(|(at, what)| Broken { at, what })
 }
 
-/// A panic of a run is reported by its seed, not by the hook.
+/// Silences the panic hook, because a run's panic is reported with its seed.
 fn be_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

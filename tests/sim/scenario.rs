@@ -1,7 +1,7 @@
-//! What happens in one run: a setup and a list of steps, which a text file holds as they are.
+//! One run: a setup and a list of steps, which can be stored in a text file.
 //!
-//! A step refers to buffers, streams and pools by number modulo how many there are, so any list of steps can be run, and
-//! a part of one too.
+//! A step refers to buffers, streams and pools by a number modulo their count, so any list of steps can be run, and any part
+//! of one too.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ pub(crate) struct Scenario {
 
 macro_rules! setup {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// The pool and what it runs on. All are numbers: switches are 0 or 1.
+        /// The pool and its environment. All values are numbers: switches are 0 or 1.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub(crate) struct Setup { $($(#[doc = $doc])+ pub(crate) $name: u64,)+ }
 
@@ -47,7 +47,7 @@ setup! {
     separate,
     /// A release waits for all copies of the device, as with `cuda`.
     blocks_on_release,
-    /// The source holds a page more for each region, as `cuda` does.
+    /// The source holds one more page per region, as `cuda` does.
     extra_page,
     /// Limit; 0 is none.
     max_bytes,
@@ -61,17 +61,17 @@ setup! {
     pageable,
     /// `PINPOOL_IDLE_TIMEOUT` in seconds; 0 is none.
     idle_seconds,
-    /// At the end: what is held comes back until every request that waits was served.
+    /// At the end, held buffers are returned until every waiting request is served.
     serve_all,
-    /// At the end: the copies are over before the pools are dropped.
+    /// At the end, the copies complete before the pools are dropped.
     finish_first,
-    /// At the end: the pools are dropped before the buffers.
+    /// At the end, the pools are dropped before the buffers.
     pools_first,
-    /// At the end: the faults stay.
+    /// Faults remain at the end.
     stay_faulty,
-    /// `PINPOOL_RESERVE_WAIT=0`: each poll makes a step of what reserves ask for.
+    /// `PINPOOL_RESERVE_WAIT=0`: each poll pins one step of the pending reserves.
     background,
-    /// The device says that copies are over before they are: a fault of the simulated device that no pool survives.
+    /// The device reports copies as complete too early, a fault that no pool survives.
     lying_device,
 }
 
@@ -96,7 +96,7 @@ impl Call {
 pub(crate) struct Step {
     pub(crate) op: Op,
     pub(crate) args: [u64; 3],
-    /// Runs inside the next call of this kind, as if another thread made it; else immediately.
+    /// Runs the step inside the next source call of this kind, as another thread would; if `None`, immediately.
     pub(crate) during: Option<Call>,
 }
 
@@ -112,17 +112,17 @@ macro_rules! ops {
 ops! {
     /// Requests a buffer and fills it. Alignment 0 is page alignment.
     Get = "get" (pool len align),
-    /// Requests a buffer as `get` does, from the idle buffers alone.
+    /// Requests a buffer as `get` does, but only from the idle buffers.
     TryGet = "try_get" (pool len),
     /// Begins a request that joins the wait queue if there is no room; a late one leaves the queue at its first poll.
     GetAsync = "get_async" (pool len is_late),
-    /// Looks whether a waiting request was served.
+    /// Polls a waiting request.
     PollGet = "poll_get" (which),
-    /// A waiting request gives up.
+    /// Cancels a waiting request.
     CancelGet = "cancel_get" (which),
-    /// Drops a buffer that is held.
+    /// Drops a held buffer.
     Put = "put" (which),
-    /// Fills a held buffer again, which waits for its copies.
+    /// Waits for the copies of a held buffer and fills it again.
     Rewrite = "rewrite" (which),
     /// Copies a held buffer and gives it up.
     CopyTo = "copy_to" (which stream),
@@ -132,37 +132,37 @@ ops! {
     CopyFrom = "copy_from" (which stream),
     /// Waits for a copy into a buffer.
     Await = "await" (which),
-    /// Drops a buffer that is copied into.
+    /// Drops a buffer while a copy writes to it.
     DropPending = "drop_pending" (which),
     /// Gives a buffer up after all work of a stream.
     ReleaseAfter = "release_after" (which stream),
-    /// The device ends the oldest copies of a stream.
+    /// Completes the oldest copies of a stream.
     Finish = "finish" (stream count),
-    /// Time passes.
+    /// Advances the clock.
     Advance = "advance" (micros),
-    /// The maintenance of a pool.
+    /// Maintains a pool.
     Poll = "poll" (pool),
     Trim = "trim" (pool to_bytes),
     Clear = "clear" (pool),
     Reserve = "reserve" (pool bytes),
     Partition = "partition" (max_bytes),
-    /// Another limit for the first pool.
+    /// Changes the limit of the first pool.
     SetMaxBytes = "set_max_bytes" (max_bytes),
     /// Drops the handle of a pool.
     DropPool = "drop_pool" (pool),
-    /// After `skip` more calls of a kind, `count` fail.
+    /// Makes `count` calls of a kind fail after `skip` more calls.
     FailCalls = "fail_calls" (kind skip count),
     /// Makes remaps fail as `fail_calls` does; their granules are lost.
     LoseRemaps = "lose_remaps" (skip count),
-    /// The source has this much memory.
+    /// Limits the memory that the source has.
     LimitHost = "limit_host" (bytes),
-    /// All copies of a stream that are not over fail, and a new stream takes its place.
+    /// Makes all pending copies of a stream fail, and replaces the stream.
     FailStream = "fail_stream" (stream),
-    /// The next query of a fence of the stream fails.
+    /// Makes the next query of a fence of the stream fail.
     FailQuery = "fail_query" (stream),
-    /// The next copy is refused.
+    /// Makes the stream refuse the next copy.
     RefuseCopy = "refuse_copy" (stream),
-    /// It is unknown whether the next copy is enqueued.
+    /// Makes the next copy fail such that it is unknown whether it was enqueued.
     UnknownCopy = "unknown_copy" (stream),
     /// Ends all faults of the source.
     Heal = "heal" (),
@@ -215,7 +215,7 @@ impl FromStr for Step {
     }
 }
 
-/// Empty lines and those that begin with `#` are left out.
+/// Skips empty lines and lines that begin with `#`.
 impl FromStr for Scenario {
     type Err = String;
 

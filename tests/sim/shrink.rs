@@ -1,8 +1,8 @@
-//! Leaves out steps of a failing run for as long as it fails.
+//! Removes steps from a failing run as long as it still fails.
 
 use crate::scenario::{Scenario, Step};
 
-/// A part of `scenario` that `fails`, from which no step can be left out.
+/// A part of `scenario` that still fails, but would not if any step were removed.
 pub(crate) fn shrink(scenario: &Scenario, fails: impl Fn(&Scenario) -> bool) -> Scenario {
     let mut smallest = scenario.clone();
     let mut chunk = smallest.steps.len().div_ceil(2).max(1);
@@ -27,7 +27,7 @@ pub(crate) fn shrink(scenario: &Scenario, fails: impl Fn(&Scenario) -> bool) -> 
     }
 }
 
-/// Steps that need not happen inside a call happen immediately.
+/// Makes steps happen immediately if they need not happen inside a call.
 fn simplified(mut smallest: Scenario, fails: impl Fn(&Scenario) -> bool) -> Scenario {
     for at in 0..smallest.steps.len() {
         let mut simpler = smallest.clone();

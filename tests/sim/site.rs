@@ -1,4 +1,4 @@
-//! What a pool cannot see: which bytes belong to whom, and the first promise that was broken.
+//! What a pool cannot see: the owners of all bytes, and the first failure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub(crate) struct Site {
 #[derive(Debug, Default)]
 struct Owners {
     by_start: BTreeMap<usize, Owner>,
-    /// Bytes with copies that a pool may rightly count as unknown: they may stay pinned at the end.
+    /// Bytes with copies of unknown outcome, which may stay pinned at the end.
     excused: Vec<Range<usize>>,
     /// Bytes of buffers with completed copies that the pool may not know of yet.
     unswept: Vec<Range<usize>>,
@@ -29,17 +29,17 @@ struct Owners {
 #[derive(Debug)]
 struct Owner {
     end: usize,
-    /// What the pool may hold on each side of the buffer, so that it is aligned.
+    /// Bytes that the pool may hold on each side of the buffer for its alignment.
     slack: usize,
     is_held: bool,
     copies: u32,
     was_copied: bool,
-    /// It is unknown whether a device uses them.
+    /// It is unknown whether a device still uses the bytes.
     is_lost: bool,
 }
 
 impl Owner {
-    /// What the pool may hold for the buffer at `start`.
+    /// The bytes that the pool may hold for the buffer at `start`.
     fn block(&self, start: usize) -> Range<usize> {
         start.saturating_sub(self.slack)..self.end + self.slack
     }
@@ -67,7 +67,7 @@ impl Site {
         self.owners.lock().unwrap()
     }
 
-    /// A promise was broken. The first one counts.
+    /// Reports a failure. Only the first one is kept.
     pub(crate) fn report(&self, what: String) {
         self.broken.lock().unwrap().get_or_insert(what);
     }
@@ -76,7 +76,7 @@ impl Site {
         self.broken.lock().unwrap().take()
     }
 
-    /// A user got these bytes: nobody else may have them. Alongside them the pool may hold `slack` bytes.
+    /// Gives a user these bytes, which must have no other user. The pool may hold `slack` more bytes on each side.
     pub(crate) fn hand_out(&self, bytes: Range<usize>, slack: usize) {
         if let Some(other) = self.used(&bytes) {
             self.report(format!("a request returned bytes that are in use ({other})"));
@@ -85,7 +85,7 @@ impl Site {
         self.owners().by_start.insert(bytes.start, owner);
     }
 
-    /// Who uses any of `bytes`.
+    /// Describes a user of any of `bytes`.
     pub(crate) fn used(&self, bytes: &Range<usize>) -> Option<String> {
         let owners = self.owners();
         let (_, owner) = owners.by_start.range(..bytes.end).next_back()?;
@@ -96,12 +96,12 @@ impl Site {
         })
     }
 
-    /// The user gave up the buffer at `start`. Copies may still use it.
+    /// Records that the user gave up the buffer at `start`. Copies may still use it.
     pub(crate) fn give_up(&self, start: usize) {
         self.change(start, |owner| owner.is_held = false);
     }
 
-    /// A copy uses the byte at `at`. Returns the start of its buffer.
+    /// Records that a copy uses the byte at `at`. Returns the start of its buffer.
     pub(crate) fn begin_copy(&self, at: usize) -> Option<usize> {
         let start = *self.owners().by_start.range(..=at).next_back()?.0;
         self.change(start, |owner| (owner.copies, owner.was_copied) = (owner.copies + 1, true));
@@ -118,7 +118,7 @@ impl Site {
         start.into_iter().for_each(|start| self.change(start, |owner| owner.is_lost = true));
     }
 
-    /// A query failed: the pool may leak the buffer at `start`.
+    /// Allows the pool to leak the buffer at `start`, because a query failed.
     pub(crate) fn excuse(&self, start: usize) {
         let mut owners = self.owners();
         if let Some(block) = owners.by_start.get(&start).map(|owner| owner.block(start)) {
@@ -126,7 +126,7 @@ impl Site {
         }
     }
 
-    /// The pool may leak every buffer that only copies use.
+    /// Allows the pool to leak every buffer that only copies use.
     pub(crate) fn excuse_copied(&self) {
         let mut owners = self.owners();
         let Owners { by_start, excused, .. } = &mut *owners;
@@ -148,7 +148,7 @@ impl Site {
         unswept.clear();
     }
 
-    /// The pool knows of all copies that are over.
+    /// Records that the pool knows of all completed copies.
     pub(crate) fn record_swept(&self) {
         self.owners().unswept.clear();
     }
@@ -166,7 +166,7 @@ impl Site {
         }
     }
 
-    /// Whether the end of a run may leave `bytes` pinned: a device may use them, or the pool may think so.
+    /// Whether the end of a run may leave `bytes` pinned, because a device may use them or the pool may assume so.
     pub(crate) fn may_stay(&self, bytes: &Range<usize>) -> bool {
         let overlaps = |other: &Range<usize>| other.start < bytes.end && bytes.start < other.end;
         let owners = self.owners();
@@ -174,12 +174,12 @@ impl Site {
             || owners.by_start.iter().any(|(start, owner)| overlaps(&owner.block(*start)))
     }
 
-    /// Whether a pool abandoned buffers, or may leak some: there may be less room permanently.
+    /// Whether a pool has abandoned or may leak buffers, so that there may be less room permanently.
     pub(crate) fn any_excused(&self) -> bool {
         !self.owners().excused.is_empty()
     }
 
-    /// Whether a copy that never ends, as far as the pool knows, was seen.
+    /// Whether there may be a copy that, as far as the pool knows, never ends.
     pub(crate) fn any_stuck(&self) -> bool {
         let owners = self.owners();
         !owners.excused.is_empty() || !owners.by_start.is_empty()

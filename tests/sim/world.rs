@@ -1,4 +1,4 @@
-//! Runs the steps: a pool with its partitions, the buffers that are held, and what each step must do.
+//! Runs the steps: a pool with its partitions, the held buffers, and the effect of each step.
 
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
@@ -16,7 +16,7 @@ use pinpool::{
 };
 
 use crate::checks;
-use crate::device::{Device, GivesUp, SimStream, SimTarget, finish_all, stamp};
+use crate::device::{Device, ReleasesBuffer, SimStream, SimTarget, finish_all, stamp};
 use crate::memory::{Memory, SimMemory, Slab};
 use crate::scenario::{Call, Op, Scenario, Setup, Step};
 use crate::site::Site;
@@ -27,7 +27,7 @@ const STREAMS: usize = 3;
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 /// A timeout that has expired when the request is polled for the first time.
 const LATE: Duration = Duration::from_nanos(1);
-/// Runs of this process so far.
+/// The number of runs in this process so far.
 static WORLDS: AtomicU64 = AtomicU64::new(0);
 /// A pool and its partitions.
 const POOLS_MAX: usize = 3;
@@ -40,7 +40,7 @@ pub(crate) enum Handle {
 }
 
 impl Handle {
-    /// With any alignment if `align` is 0.
+    /// Requests a buffer, of any alignment if `align` is 0.
     fn get(&self, len: usize, align: usize) -> Result<PinnedBuf, Error> {
         match self {
             Self::Pool(pool) if align == 0 => pool.get(len),
@@ -80,19 +80,19 @@ pub(crate) struct World {
     pub(crate) held: RefCell<Vec<Held>>,
     pub(crate) pending: RefCell<Vec<Pending>>,
     pub(crate) waiting: RefCell<Vec<Waiting>>,
-    /// A request that may be waiting is polled: other steps run inside its calls of the source.
+    /// A request that may be waiting is being polled. Other steps may run inside its source calls.
     is_polling: Cell<bool>,
     pub(crate) tallies: RefCell<Vec<Tally>>,
     armed: RefCell<Vec<(Call, Step)>>,
     is_inside: Cell<bool>,
     next_value: Cell<u64>,
-    /// The step that runs.
+    /// The index of the running step.
     at: Cell<usize>,
     trace: Cell<u64>,
     /// A copy failed, or may have failed.
     pub(crate) device_failed: Cell<bool>,
     has_limit: Cell<bool>,
-    /// A reserve was made, or the limit changed: there may be less than a waiting request needs.
+    /// A reserve was made or the limit was changed, so there may be less room than a waiting request needs.
     took_room: Cell<bool>,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Held {
     pub(crate) value: u64,
 }
 
-/// A buffer that is copied into.
+/// A buffer that a copy writes to.
 pub(crate) struct Pending {
     buf: PendingBuf,
     pub(crate) pool: usize,
@@ -112,7 +112,7 @@ pub(crate) struct Pending {
     value: u64,
 }
 
-/// Whether a task was woken since it was polled last.
+/// Whether a task was woken since its last poll.
 #[derive(Debug, Default)]
 pub(crate) struct Woken(AtomicBool);
 
@@ -130,11 +130,11 @@ pub(crate) struct Waiting {
     polled_at: usize,
     pub(crate) pool: usize,
     len: usize,
-    /// Failures of the source before it was polled last.
+    /// The source's failures before the last poll.
     failures: [u64; 3],
 }
 
-/// What a pool must have counted.
+/// The counts that a pool must report.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) gets: u64,
@@ -159,13 +159,13 @@ thread_local! {
     static WORLD: RefCell<Option<Rc<World>>> = const { RefCell::new(None) };
 }
 
-/// The source is in a call: lets the actors act that wait for one.
+/// Lets the actors act that wait for a source call of this kind.
 pub(crate) fn act_during(call: Call) {
     let world = WORLD.with_borrow(Clone::clone);
     world.into_iter().for_each(|world| world.act_during(call));
 }
 
-/// The step that the run of this thread had come to when it panicked.
+/// The step that this thread's run had reached when it panicked.
 pub(crate) fn reached() -> usize {
     WORLD.with_borrow(|world| world.as_ref().map_or(0, |world| world.at.get()))
 }
@@ -185,7 +185,7 @@ impl World {
         let site = Site::new(Memory::new(slab, &setup), device);
         let clock = ManualClock::default();
         let source = SimMemory { site: site.clone(), setup };
-        // Its own root: a refused request also waits for memory of other pools on the same machine.
+        // A separate root, because a refused request also waits for memory of other pools on the same machine.
         let root = format!("/simulation/{}", WORLDS.fetch_add(1, Ordering::Relaxed));
         let max_bytes = if setup.max_bytes == 0 { Limit::Unlimited } else { Limit::Bytes(setup.max_bytes) };
         let mut builder = Pool::builder()
@@ -255,14 +255,14 @@ impl World {
         self.pools.borrow()[0].as_ref().map_or(0, |pool| pool.stats().copies.in_flight)
     }
 
-    /// A copy has begun in this step: who is first in the queue of the pool or of a partition was woken, or has looked since.
+    /// Checks, after a copy has begun in this step, that the head of each queue was woken or has been polled since.
     fn check_woken(&self) -> Result<(), String> {
         let waiting = self.waiting.borrow();
         let mut in_pool: Vec<&Waiting> = Vec::new();
         let sleeps = |first: &Waiting| first.polled_at < self.at.get() && !first.woken.0.load(Ordering::SeqCst);
         for (index, pool) in self.pools.borrow().iter().enumerate() {
             let mine: Vec<_> = waiting.iter().filter(|waiting| waiting.pool == index).collect();
-            // Those that have their claim wait in the queue of the pool, and came first.
+            // Requests that already claimed bytes from the partition wait in the pool's queue; they came first.
             let stats = pool.as_ref().filter(|_| index > 0).map(Handle::stats);
             let of_partition = as_len(stats.map_or(0, |stats| stats.requests.waiting)).min(mine.len());
             let (claimed, claiming) = mine.split_at(mine.len() - of_partition);
@@ -277,7 +277,7 @@ impl World {
         Ok(())
     }
 
-    /// Notes what happened, for the comparison of two runs.
+    /// Adds `word` to the trace, by which two runs are compared.
     pub(crate) fn note(&self, word: u64) {
         self.trace.set((self.trace.get() ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(17));
     }
@@ -300,7 +300,7 @@ impl World {
     }
 
     fn act_during(&self, call: Call) {
-        // Without the first pool a return may end the arena, which waits for the call that is running.
+        // Without the first pool, a return may end the arena, which waits for the running call.
         let may_act = !self.is_inside.get() && self.pools.borrow()[0].is_some();
         let armed = || {
             let mut armed = self.armed.borrow_mut();
@@ -355,7 +355,7 @@ impl World {
             }),
             Op::Partition => self.partition(args[0]),
             Op::SetMaxBytes => self.with_pool(|pool| {
-                // From before the call on: a lower limit holds for what others acquire meanwhile.
+                // Set before the call, because a lower limit also applies to memory that others acquire during the call.
                 self.site.memory().set_max_bytes(args[0]);
                 self.has_limit.set(true);
                 self.took_room.set(true);
@@ -385,7 +385,7 @@ impl World {
             Op::UnknownCopy => {
                 self.device_failed.set(true);
                 let stream = self.stream(args[0]);
-                self.site.device().be_unknown(stream.index);
+                self.site.device().make_outcome_unknown(stream.index);
             }
             Op::Heal => self.heal(),
         }
@@ -413,7 +413,7 @@ impl World {
     fn with_handle(&self, nth: u64, act: impl FnOnce(usize, &Handle)) {
         let pools = self.pools.borrow();
         let index = as_len(nth) % pools.len();
-        // A clone would outlive the drop of the handle.
+        // A clone would keep the pool alive after the handle is dropped.
         let Some(pool) = pools[index].clone() else { return };
         drop(pools);
         act(index, &pool);
@@ -434,7 +434,7 @@ impl World {
         });
     }
 
-    /// A request failed, with that many failures of the source before it.
+    /// Records a failed request; `failures` are the source's failures before it.
     fn record_refused(&self, pool: usize, len: usize, failures: [u64; 3], error: &Error) {
         self.note(2);
         self.tallies.borrow_mut()[pool].failed += 1;
@@ -467,10 +467,10 @@ impl World {
         self.look(waiting).into_iter().for_each(|waiting| self.waiting.borrow_mut().push(waiting));
     }
 
-    /// Polls a request; returns it if it is to wait on.
+    /// Polls a request. Returns it if it is still waiting.
     fn look(&self, mut waiting: Waiting) -> Option<Waiting> {
         let failures = self.site.memory().failures;
-        // The schedule decides when it is polled again, not who wakes it.
+        // The schedule, not the waker, decides when the request is polled again.
         let outer = self.is_polling.replace(true);
         waiting.woken.0.store(false, Ordering::SeqCst);
         waiting.polled_at = self.at.get();
@@ -490,7 +490,7 @@ impl World {
 
     fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize, align: usize) {
         self.note(buf.id().unwrap_or(0));
-        // What is behind an aligned buffer depends on its address, which the system chooses for memory that is not pinned.
+        // The capacity of an aligned buffer depends on its address, which the system chooses for pageable memory.
         self.note(if buf.pinned_by().is_some() { buf.capacity() as u64 } else { 0 });
         let start = buf.as_ptr().expose_provenance();
         if buf.len() != len || buf.capacity() < len {
@@ -540,7 +540,7 @@ impl World {
     fn rewrite(&self, which: u64) {
         let Some(mut held) = self.take_held(which) else { return };
         if held.buf.wait_slice_mut().is_err() {
-            // A copy into it failed, and may still write.
+            // A copy into the buffer failed, and may still write to it.
             self.note(4);
             return self.put(held);
         }
@@ -550,21 +550,21 @@ impl World {
 
     fn copy_to(&self, which: u64, stream: u64) {
         let Some(Held { buf, start, value, .. }) = self.take_held(which) else { return };
-        let mut target = SimTarget::new(start, value, GivesUp::Always);
+        let mut target = SimTarget::new(start, value, ReleasesBuffer::Always);
         let copied = buf.copy_to(&self.stream(stream), &mut target);
         self.note(u64::from(copied.is_ok()));
-        if !target.gave_up.get() {
+        if !target.has_released.get() {
             self.site.give_up(start);
         }
     }
 
     fn copy_range(&self, which: u64, stream: u64) {
         let Some(mut held) = self.take_held(which) else { return };
-        let (len, mut target) = (held.len(), SimTarget::new(held.start, held.value, GivesUp::Never));
+        let (len, mut target) = (held.len(), SimTarget::new(held.start, held.value, ReleasesBuffer::Never));
         let copied = held.buf.copy_range_to(0..len, &self.stream(stream), &mut target);
         self.note(u64::from(copied.is_ok()));
-        // A copy of unknown outcome took the buffer away.
-        if !target.gave_up.get() {
+        // The copy has an unknown outcome, so it kept the buffer.
+        if !target.has_released.get() {
             self.held.borrow_mut().push(held);
         } else if !held.buf.is_empty() {
             self.site.report("a buffer is still there after a copy of unknown end".to_owned());
@@ -574,10 +574,10 @@ impl World {
     fn copy_from(&self, which: u64, stream: u64) {
         let Some(Held { buf, pool, start, .. }) = self.take_held(which) else { return };
         let value = self.new_value();
-        let target = SimTarget::new(start, value, GivesUp::IfRefused);
+        let target = SimTarget::new(start, value, ReleasesBuffer::IfRefused);
         match buf.copy_from(&self.stream(stream), &target) {
             Ok(buf) => self.pending.borrow_mut().push(Pending { buf, pool, start, value }),
-            Err(_) if target.gave_up.get() => self.note(5),
+            Err(_) if target.has_released.get() => self.note(5),
             Err(_) => self.site.give_up(start),
         }
     }
@@ -622,7 +622,7 @@ impl World {
         let mut pools = self.pools.borrow_mut();
         let index = as_len(nth) % pools.len();
         let pool = pools[index].take();
-        // A request that waits keeps its pool.
+        // A waiting request keeps its pool alive.
         let waiting = self.waiting.take();
         let (leaving, staying) = waiting.into_iter().partition(|waiting| waiting.pool == index && pool.is_some());
         self.waiting.replace(staying);
@@ -630,14 +630,14 @@ impl World {
             self.site.memory().is_ending = true;
         }
         drop(pools);
-        // What waits for a call of the source would run inside the end of the pool.
+        // Steps that wait for a source call would otherwise run during the end of the pool.
         let armed = self.armed.take();
         drop::<Vec<Waiting>>(leaving);
         drop(pool);
         self.armed.replace(armed);
     }
 
-    /// A pool without handle and buffers has closed, and waits for no copy.
+    /// Excuses leaks once no handle and no buffer keeps the pool open, because it then waits for no copy.
     fn abandon(&self) {
         let is_used = !self.held.borrow().is_empty() || !self.pending.borrow().is_empty();
         if !is_used && self.pools.borrow().iter().all(Option::is_none) {
@@ -656,7 +656,7 @@ impl World {
         }
         self.heal();
         self.finish_all();
-        // A request of a partition may wait twice.
+        // A partition's request may wait twice.
         let rounds = 2 * self.waiting.borrow().len() + 1;
         for _ in 0..rounds {
             while let Some(held) = self.take_held(0) {
@@ -665,7 +665,7 @@ impl World {
             while let Some(pending) = self.take_pending(0) {
                 self.drop_pending(pending);
             }
-            // A request with fruitless calls makes further calls 5 ms later.
+            // A request repeats failed source calls after 5 ms.
             self.clock.advance_us(5_000);
             for waiting in self.waiting.take() {
                 self.poll_get(waiting);
@@ -678,7 +678,7 @@ impl World {
         }
     }
 
-    /// The end of a run: everything is dropped.
+    /// Ends a run and drops everything.
     fn end(&self) {
         self.armed.take();
         if self.setup.stay_faulty == 0 {

@@ -9,7 +9,7 @@ use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) code: usize,
-    /// Code lines of tests, in files of tests or in items under `#[cfg(test)]`.
+    /// Code lines of tests, in test files or in items under `#[cfg(test)]`.
     pub(crate) tests: usize,
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn count(path: &Path, source: &str) -> Count {
     if is_test_file(path) { Count { code: 0, tests: code } } else { Count { code, tests } }
 }
 
-/// The numbers of the lines found.
+/// The numbers of the lines with code and with tests.
 struct Lines<'a> {
     source: Vec<&'a str>,
     code: BTreeSet<usize>,
@@ -30,19 +30,19 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// What begins here, to the end of its line.
+    /// The text from here to the end of its line.
     fn text_at(&self, span: Span) -> &str {
         let (line, column) = (self.source[span.start().line - 1], span.start().column);
         line.char_indices().nth(column).map_or("", |(at, _)| &line[at..])
     }
 
-    /// Enters the lines of `tokens`. An item under a test attribute ends with a block, or with `;` or `,` at the end of a line.
+    /// Adds the lines of `tokens`. An item under a test attribute ends with a block, or with `;` or `,` at the end of a line.
     fn walk(&mut self, tokens: TokenStream, in_test: bool) {
         let (mut is_test, mut in_comment) = (in_test, false);
         for token in tokens {
             let mut is_end = false;
             match &token {
-                // A comment for documentation is an attribute too: its two or three tokens all are the whole comment.
+                // A doc comment is an attribute too, and each of its two or three tokens spans the whole comment.
                 TokenTree::Punct(punct) if punct.as_char() == '#' => {
                     let text = self.text_at(punct.span());
                     in_comment = text.starts_with('/');

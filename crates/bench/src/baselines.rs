@@ -1,7 +1,7 @@
 //! The pool and its alternatives, behind one trait.
 //!
-//! Each of them writes one byte to every buffer. The alternatives have every advantage: they know the size class, and have no
-//! limit and no counters.
+//! Each baseline writes one byte to every buffer. The alternatives have every advantage: they know the size class, and have
+//! no limit and no counters.
 
 use crossbeam::queue::ArrayQueue;
 use pinpool::{PinnedBuf, Pool};

@@ -80,6 +80,6 @@ int main(int argc, char **argv)
         }
         printf("%d threads: %.1f ns for pp_get and pp_put\n", threads, fastest);
     }
-    check(pp_pool_close(pool));
+    check(pp_pool_destroy(pool));
     return 0;
 }

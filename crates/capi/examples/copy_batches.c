@@ -56,6 +56,7 @@ int main(void)
     CUdeviceptr target[SLOTS];
     CUstream stream;
     pp_pool *pool;
+    pp_status status;
     void *batch;
     char *json;
 
@@ -74,10 +75,11 @@ int main(void)
         memset(batch, i % 251, BATCH_BYTES);
         check_cuda(cuMemcpyHtoDAsync_v2(target[i % SLOTS], batch, BATCH_BYTES, stream), "cuMemcpyHtoDAsync");
         /* The buffer is reused once the copy has completed. */
-        if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
+        status = pp_put_after_stream(pool, batch, stream);
+        if (status != PP_OK)
             fprintf(stderr, "pp_put_after_stream: %s\n", pp_last_error(NULL));
+        if (status != PP_OK && status != PP_INTERNAL)
             check(pp_put(pool, batch), "pp_put"); /* the driver refused: never reused */
-        }
         if (i % SLOTS != SLOTS - 1)
             continue;
         /* Copy the batches that have arrived back into another buffer of the pool, and compare them. */
@@ -98,7 +100,7 @@ int main(void)
     check(pp_stats_json(pool, &json), "pp_stats_json");
     printf("%d batches arrived whole\n%s\n", BATCHES, json);
     pp_string_free(json);
-    check(pp_pool_close(pool), "pp_pool_close");
+    check(pp_pool_destroy(pool), "pp_pool_destroy");
 
     check_cuda(cuStreamDestroy_v2(stream), "cuStreamDestroy");
     for (int i = 0; i < SLOTS; i++)

@@ -60,6 +60,6 @@ int main(void)
     check(pp_stats_json(pool, &json), "pp_stats_json");
     printf("%d threads, %d batches\n%s\n", THREADS, THREADS * BATCHES, json);
     pp_string_free(json);
-    check(pp_pool_close(pool), "pp_pool_close");
+    check(pp_pool_destroy(pool), "pp_pool_destroy");
     return 0;
 }

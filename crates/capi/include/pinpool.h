@@ -1,4 +1,4 @@
-/* Generated from crates/capi/src and crates/capi/tests/c/{top,macros}.h: WRITE_HEADER=1 cargo test -p pinpool-capi header */
+/* Generated from crates/capi/src and crates/capi/header: WRITE_HEADER=1 cargo test -p pinpool-capi header */
 
 /*
  * pinpool: a pool of pinned host memory for CUDA transfers.
@@ -13,18 +13,20 @@
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
  *     // The buffer is reused once that work has completed.
- *     if (pp_put_after_stream(pool, batch, stream) != PP_OK) {
+ *     pp_status status = pp_put_after_stream(pool, batch, stream);
+ *     if (status != PP_OK)
  *         fprintf(stderr, "%s\n", pp_last_error(NULL));
- *         pp_put(pool, batch);   // no driver: reused now; the driver refused: never reused
- *     }
- *     pp_pool_close(pool);
+ *     if (status != PP_OK && status != PP_INTERNAL)
+ *         pp_put(pool, batch);   // reusable now without a driver, else never
+ *     pp_pool_destroy(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
  * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable,
  * unless the setting backend=gpu makes that an error.
  *
  * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
- * functions (cudaLaunchHostFunc). None throws, leaves an error in the CUDA runtime or changes the current context.
+ * functions (cudaLaunchHostFunc). Release callbacks (pp_release_fn) may call those that do not wait for the pool. None throws,
+ * leaves an error in the CUDA runtime or changes the current context.
  *
  * Lengths are in bytes: of buffers in size_t, limits and totals of a pool in uint64_t. Results stored through pointer arguments
  * belong to the caller. Returned `const char *` strings are owned by the library; do not free them.
@@ -51,7 +53,7 @@
 /** Initial values of a pp_get_options. */
 #define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}
 
-/** The compiler warns if the result is ignored, because an ignored failure leaks a buffer or leaves a NULL pointer. */
+/** The compiler warns if the result is ignored: after a failure the pointer is NULL, or the buffer was not returned. */
 #if defined(__GNUC__)
 #define PP_NODISCARD __attribute__((warn_unused_result))
 #else
@@ -75,7 +77,7 @@ extern "C" {
  * The result of a function. The numbers never change; later versions may add codes.
  *
  * Every function that takes a pool may return PP_UNKNOWN_POOL or PP_FORKED and, unless its comment allows NULL,
- * PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The
+ * PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_CLOSED. The
  * comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its
  * text: one or more lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed
  * nothing, and its results are stored as NULL or 0.
@@ -89,22 +91,25 @@ typedef enum {
   PP_INVALID_SETTING = 2,
   /** The address is not the start of a buffer in use from this pool. */
   PP_UNKNOWN_POINTER = 3,
-  /** The handle is invalid, or its pool was closed (pp_pool_close). */
+  /** The handle is invalid, or its pool was destroyed (pp_pool_destroy). */
   PP_UNKNOWN_POOL = 4,
   /**
    * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
    * requests are waiting. A later call may succeed.
    */
   PP_OVER_LIMIT = 5,
-  /** No buffer of this size is idle, or the partition is full. Only from pp_try_get and pp_try_get_with. */
+  /** The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with. */
   PP_NONE_IDLE = 6,
   /** The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset. */
   PP_MEMORY_REFUSED = 7,
   /** The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown. */
-  PP_DEVICE = 8,
+  PP_DEVICE_FAILED = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
-  /** Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. */
+  /**
+   * Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. The
+   * buffer of a return or record is then gone (see pp_put_after_stream).
+   */
   PP_INTERNAL = 10,
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
@@ -112,12 +117,12 @@ typedef enum {
   PP_STREAM_CAPTURING = 12,
   /** The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event. */
   PP_INVALID_HANDLE = 13,
-  /** 4096 pools and partitions are open or have buffers in use. Close one. */
+  /** 4096 pools and partitions are open or have buffers in use. Destroy one. */
   PP_TOO_MANY_POOLS = 14,
   /** The process has already installed a Rust logger. Only from pp_set_log. */
   PP_LOGGER_SET = 15,
-  /** The pool or partition was shut down (pp_pool_shutdown). Later requests fail, too. */
-  PP_SHUT_DOWN = 16,
+  /** The pool or partition was closed (pp_pool_close). Later requests fail, too. */
+  PP_CLOSED = 16,
 } pp_status;
 
 /** Levels of log lines. Each level includes those above it in this list. */
@@ -175,16 +180,16 @@ typedef struct {
 /**
  * Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
  *
- * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for
- * the pool. It may call CUDA, but must set the device first, since any context or none may be current. While it waits for the
- * device, it delays the pool.
+ * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw or longjmp. It may
+ * call functions of the library that do not wait for the pool, such as pp_try_get, pp_put and pp_stats_json. It may call CUDA,
+ * but must set the device first, since any context or none may be current. While it waits for the device, it delays the pool.
  */
 typedef void (*pp_release_fn)(void *ptr, void *user_data);
 
 /** The version of the library: "0.1.0", as PP_VERSION of the header that belongs to it. Static. */
 const char *pp_version(void);
 
-/** The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status. Static, never NULL. */
+/** The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status, since any int is allowed. Static, never NULL. */
 const char *pp_status_name(int status);
 
 /**
@@ -210,7 +215,7 @@ const char *pp_last_error(pp_status *status);
 pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
 
 /**
- * Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
+ * Opens a pool and stores its handle in `pool`. End it with pp_pool_destroy.
  *
  * `config` is UTF-8: items separated by `;` or line breaks. A value contains neither: set such a value in the environment.
  *
@@ -240,9 +245,11 @@ PP_NODISCARD pp_status pp_pool_open(const char *config, pp_pool **pool);
 
 /**
  * Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
- * requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers,
- * which are returned, recorded and queried with the handle `partition`, not with `pool`. pp_adopt, pp_reserve, pp_trim, pp_clear,
- * pp_maintain, pp_partition_open, and requests with a tag, return PP_INVALID_ARGUMENT for a partition.
+ * requests that must not take all memory of the pool. End it with pp_pool_destroy. `name` (UTF-8) is the tag of its buffers,
+ * which are returned, recorded and queried with the handle `partition`, not with `pool`.
+ *
+ * Not for a partition (PP_INVALID_ARGUMENT): requests with a tag, pp_adopt, pp_reserve, pp_trim, pp_maintain and
+ * pp_partition_open.
  *
  * - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
  * - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
@@ -250,24 +257,24 @@ PP_NODISCARD pp_status pp_pool_open(const char *config, pp_pool **pool);
 PP_NODISCARD pp_status pp_partition_open(pp_pool *pool, const char *name, uint64_t max_bytes, pp_pool **partition);
 
 /**
- * Makes waiting requests of the pool and its partitions fail. They and all later requests, pp_adopt, pp_reserve and
- * pp_partition_open return PP_SHUT_DOWN. The call then releases idle memory except reserves, which under `register` and `cuda`
- * waits for all work of the device. If `pool` is a partition, nothing is released and only its own requests fail; those
- * that already wait for memory of its pool are still served.
+ * Closes a pool or a partition: waiting requests of the pool and its partitions fail with PP_CLOSED, and so do later requests
+ * and later calls of pp_adopt, pp_reserve and pp_partition_open. The call then releases idle memory, but no reserves. Under
+ * `register` and `cuda`, this release waits for all work of the device. If `pool` is a partition, nothing is released and only
+ * its own requests fail; those that already wait for memory of its pool are still served.
  *
- * Unlike pp_pool_close, this call keeps the handle: buffers in use are not affected, and the other functions work. Join the
- * threads that make requests, and then call pp_pool_close. (`close` in Rust and Python shuts down, and dropping the pool closes it.)
+ * Unlike pp_pool_destroy, this call keeps the handle: buffers in use are not affected, and the other functions work. Join the
+ * threads that make requests, and then call pp_pool_destroy.
  */
-pp_status pp_pool_shutdown(pp_pool *pool);
+pp_status pp_pool_close(pp_pool *pool);
 
 /**
- * Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return
- * PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
- * call pp_pool_shutdown and join such threads first.
+ * Destroys a pool or a partition: later calls with its handle, except returns, records and pp_is_pinned, return PP_UNKNOWN_POOL.
+ * Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so call
+ * pp_pool_close and join such threads first.
  *
  * Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. Open partitions
- * keep the memory of a closed pool and still serve requests: close them first. The memory is released by one call, which first
- * waits until no copy is in flight:
+ * keep the memory of a destroyed pool and still serve requests: destroy them first. The memory is released by one call, which
+ * first waits until no copy is in flight:
  *
  * - no buffer in use: this call.
  * - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
@@ -277,9 +284,9 @@ pp_status pp_pool_shutdown(pp_pool *pool);
  * memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
  *
  * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
- * libraries. May be called from a log callback. A process may exit without closing its pools.
+ * libraries. May be called from a log callback. A process may exit without destroying its pools.
  */
-pp_status pp_pool_close(pp_pool *pool);
+pp_status pp_pool_destroy(pp_pool *pool);
 
 /**
  * Pins `bytes` more and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background;
@@ -289,6 +296,7 @@ pp_status pp_pool_close(pp_pool *pool);
  *
  * - PP_OVER_LIMIT: the reserve exceeds the limit, or would leave no room for a waiting request.
  * - PP_INVALID_SETTING: the preset is tensorflow.
+ * - PP_INVALID_ARGUMENT: `pool` is a partition.
  * - PP_MEMORY_REFUSED: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a
  *   smaller reserve and returns PP_OK.
  */
@@ -296,33 +304,31 @@ pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
 /**
  * Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
- * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned
- * in the background of a reserve, which under `register` and `cuda` waits for all work of the device. The memory of returned
- * buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
- * limit serves waiting requests, but under `vmm`, `mlock` and `heap` the pool has addresses only for 8 times its first limit,
- * at least 16 GiB and at most 4 TiB. A partition has its own limit, which releases nothing, and its pool's limit applies as
- * well.
+ * RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and the part of a
+ * reserve that was pinned in the background. Under `register` and `cuda` this waits for all work of the device. The memory of
+ * returned buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A
+ * higher limit serves waiting requests, but under `vmm`, `mlock` and `heap` the pool has addresses only for 8 times its first
+ * limit, at least 16 GiB and at most 4 TiB. A partition has its own limit, which releases nothing, and its pool's limit
+ * applies as well.
  *
  * - PP_INVALID_ARGUMENT: `max_bytes` is 0.
  */
 pp_status pp_set_max_bytes(pp_pool *pool, uint64_t max_bytes);
 
 /**
- * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use
- * or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with the preset adaptive
- * it releases nothing there while a buffer is quarantined.
+ * Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in
+ * use or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with these backends
+ * and the preset adaptive it releases nothing while a buffer is quarantined.
+ *
+ * - PP_INVALID_ARGUMENT: `pool` is a partition.
  */
 pp_status pp_trim(pp_pool *pool, uint64_t to_bytes);
 
 /**
- * For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
- * returns and evictions. With the preset adaptive, it releases as pp_trim with 0 does; use pp_trim there.
- */
-pp_status pp_clear(pp_pool *pool);
-
-/**
  * Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
  * Call it periodically with `maintenance_thread=0`.
+ *
+ * - PP_INVALID_ARGUMENT: `pool` is a partition.
  */
 pp_status pp_maintain(pp_pool *pool);
 
@@ -331,7 +337,7 @@ pp_status pp_maintain(pp_pool *pool);
  * end in `_seconds` are seconds. Later versions may add names. For a partition, only its requests, waits, limit and bytes are
  * counted; all other values are 0. Free the string with pp_string_free.
  */
-pp_status pp_stats_json(pp_pool *pool, char **json);
+PP_NODISCARD pp_status pp_stats_json(pp_pool *pool, char **json);
 
 /** Frees a string of pp_stats_json, as free() does. NULL is allowed. */
 void pp_string_free(char *text);
@@ -365,8 +371,8 @@ PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
 
 /**
- * Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
- * a pool may test the backends (see pp_pool_open).
+ * If a buffer of this size class is idle, allocates it as pp_get does. Pins no memory and does not wait for room. The first
+ * call on a pool may test the backends (see pp_pool_open).
  *
  * - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
  *   error, so pp_last_error does not change.
@@ -397,10 +403,11 @@ PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_get
 PP_NODISCARD pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_pinned, pp_release_fn on_release, void *user_data);
 
 /**
- * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
- * If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
- * of these has failed, pp_put is still allowed; pp_put_after_stream says after which codes the memory is then reused. Any thread
- * may call this function. It waits while another thread records work on the buffer.
+ * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
+ * nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
+ * instead. If one of these has failed with a code other than PP_INTERNAL, pp_put returns the buffer; the comment of
+ * pp_put_after_stream says whether its memory is then reused. Any thread may call this function. It waits while another thread
+ * records work on the buffer.
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
  *   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -411,47 +418,49 @@ pp_status pp_put(pp_pool *pool, void *ptr);
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
  * a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context, unless it is a primary context, may be
- * destroyed (cuCtxDestroy) only after pp_pool_close and the return of every buffer of the pool. Until then another thread may
+ * destroyed (cuCtxDestroy) only after pp_pool_destroy and the return of every buffer of the pool. Until then another thread may
  * query the context, even if the work has completed.
  *
  * NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
- * `--default-stream per-thread` must pass `cudaStreamPerThread`. The legacy stream belongs to the current context, and
- * `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
- * current, or use pp_put_after_event.
+ * `--default-stream per-thread` must pass `cudaStreamPerThread`. Otherwise the fence is on the legacy stream, which the driver
+ * refuses while a blocking stream of its context (created without CU_STREAM_NON_BLOCKING) captures. The legacy stream belongs
+ * to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the
+ * work, with the same device current, or use pp_put_after_event.
  *
- * - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
- *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. For a default stream of
- *   a green context it never does: pass another stream. If the driver only refuses to record an event, the call succeeds: it
- *   waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
- *   context.
+ * - PP_DEVICE_FAILED: the driver refused to examine the stream, for example NULL while a blocking stream captures. Call this
+ *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. A call with a default
+ *   stream of a green context never succeeds: pass another stream. If the driver only refuses to record an event, the call
+ *   succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for
+ *   all work of the context.
  * - PP_STREAM_CAPTURING: the stream is capturing a graph.
- * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
- *   on this thread. Passing the handle of a destroyed stream or event is undefined behavior.
+ * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current:
+ *   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The next success for this buffer
+ *   with the same handle on this thread counts as the repetition, whatever context is then current. Passing the handle of a
+ *   destroyed stream or event is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: as pp_put.
  *
- * NULL for `ptr` is allowed and does nothing. After a failure of this function, pp_put_after_event or pp_record_stream, the caller
- * still has the buffer, and pp_put returns it. Its memory is then:
+ * NULL for `ptr` is allowed and does nothing. After PP_INTERNAL from this function, pp_put_after_event, pp_record_stream or
+ * pp_record_event, the buffer is gone: do not return it, since its address may belong to another buffer. After any other
+ * failure the caller still has the buffer, and pp_put returns it. Its memory is then:
  *
  * - after PP_UNAVAILABLE: reused immediately.
- * - after PP_STREAM_CAPTURING, a NULL event, or a default stream without a current context: never reused, even if a second call
- *   succeeds.
- * - after PP_DEVICE, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or event
- *   has succeeded first.
- * - after PP_INTERNAL: never reused; the buffer may be gone.
+ * - after PP_STREAM_CAPTURING or a NULL event: never reused, even if a second call succeeds.
+ * - after PP_DEVICE_FAILED, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or
+ *   event has succeeded first.
  */
 PP_NODISCARD pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
  * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
- * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
- * and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
- * driver refuses that stream, the call itself waits until the work has completed. The event's context, and the context that is
+ * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
+ * The call then creates an internal stream that waits for the event. If the driver refuses that stream, the call itself waits
+ * until the work has completed. pp_put_after_stream needs fewer driver calls. The event's context, and the context that is
  * current on this thread, must live as long as pp_put_after_stream says. NULL for `ptr` is allowed and does nothing.
  *
  * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
- * - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+ * - PP_DEVICE_FAILED (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  *   The event must not be recorded again before a second call.
  */
 PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
@@ -462,9 +471,17 @@ PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *
  * function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
  * the context must live. NULL for `ptr` is allowed and does nothing.
  *
- * - PP_DEVICE, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+ * - PP_DEVICE_FAILED, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  */
 PP_NODISCARD pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
+
+/**
+ * Records that the work before the last record of `event` uses the buffer at `ptr`, as pp_record_stream does for a stream.
+ * pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
+ *
+ * - PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_event.
+ */
+PP_NODISCARD pp_status pp_record_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
  * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with

@@ -13,19 +13,22 @@
  *
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
- * Functions that fail throw pinpool::error, but memory_resource throws pinpool::bad_alloc, and put() and destructors throw
- * nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time. Needs exceptions and RTTI.
+ * Functions that fail throw pinpool::error, but memory_resource throws pinpool::bad_alloc, and put(), put_ignoring_stream() and
+ * destructors throw nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time. Needs
+ * exceptions and RTTI.
  *
  * A null stream is the default stream of the translation unit (in pinpool.h it is always the legacy stream):
  * cudaStreamPerThread if it is compiled with `--default-stream per-thread` (nvcc) or CUDA_API_PER_THREAD_DEFAULT_STREAM,
- * otherwise cudaStreamLegacy. Do not pass pools and buffers between
- * translation units of the two kinds: their classes differ.
+ * otherwise cudaStreamLegacy.
+ *
+ * Do not pass pools and buffers between translation units of the two kinds: their classes differ.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
 
 #include "pinpool.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -92,6 +95,13 @@ private:
     error error_ = error::last();
 };
 
+/** Options of a request; see pp_get_options. */
+struct get_options {
+    std::size_t alignment = 1;
+    std::optional<std::chrono::milliseconds> timeout = {}; /**< PINPOOL_WAIT if empty; milliseconds::max() waits forever. */
+    std::string tag = {};                                  /**< Empty: no tag. */
+};
+
 namespace detail {
 
 inline void check(pp_status status)
@@ -103,11 +113,15 @@ inline void check(pp_status status)
 /** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
 inline void put(pp_pool *pool, void *data, std::optional<CUstream_st *> after) noexcept
 {
-    if (!after || pp_put_after_stream(pool, data, *after) != PP_OK)
-        pp_put(pool, data);
+    if (after) {
+        const pp_status status = pp_put_after_stream(pool, data, *after);
+        if (status == PP_OK || status == PP_INTERNAL)
+            return;
+    }
+    pp_put(pool, data);
 }
 
-/** A pool or a partition, closed when its last user is destroyed. */
+/** A pool or a partition, destroyed with its last user. */
 struct owned_pool {
     pp_pool *handle = nullptr;
 
@@ -117,9 +131,37 @@ struct owned_pool {
     ~owned_pool()
     {
         if (handle != nullptr)
-            pp_pool_close(handle);
+            pp_pool_destroy(handle);
     }
 };
+
+/** The tag of the result is a pointer into `options`. */
+inline pp_get_options to_c(const get_options &options)
+{
+    pp_get_options c_options = PP_GET_OPTIONS_INIT;
+    c_options.alignment = options.alignment;
+    if (options.timeout)
+        c_options.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
+    if (!options.tag.empty())
+        c_options.tag = options.tag.c_str();
+    return c_options;
+}
+
+/** Whether an object of this class converts to a stream, as c10::cuda::CUDAStream does. */
+template <typename Stream>
+inline constexpr bool converts_to_stream = std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>;
+
+/** Whether this class is a smart pointer, which may be empty. An empty one must not become a default stream. */
+template <typename Pointer, typename = void> struct is_smart_pointer : std::false_type {};
+template <typename Pointer>
+struct is_smart_pointer<Pointer, std::void_t<decltype(*std::declval<const Pointer &>())>> : std::true_type {};
+
+/** Whether get() of an object of this class returns a stream, as in cuda::stream_ref of CCCL. Smart pointers are excluded. */
+template <typename Stream, typename = void> struct gets_stream : std::false_type {};
+template <typename Stream>
+struct gets_stream<Stream, std::void_t<decltype(std::declval<const Stream &>().get())>>
+    : std::bool_constant<std::is_convertible_v<decltype(std::declval<const Stream &>().get()), CUstream_st *> &&
+                         !converts_to_stream<Stream> && !is_smart_pointer<Stream>::value> {};
 
 } // namespace detail
 
@@ -133,39 +175,63 @@ inline CUstream_st *const default_stream = legacy_stream;
 #endif
 
 /**
- * When the memory of a destroyed buffer is reused: after the work enqueued so far on a stream (CUstream or cudaStream_t), or with
- * host_only immediately. A null CUstream is default_stream. Not constructible from {}, nullptr or 0: a forgotten stream must mean
- * neither host_only nor a default stream.
+ * A stream (CUstream or cudaStream_t). A null CUstream is default_stream. Not constructible from {}, nullptr or 0, so that no
+ * default stream is used by mistake.
  */
-class stream_or_host {
+class stream_ref {
 public:
-    stream_or_host(CUstream_st *stream) noexcept : stream_(stream == nullptr ? default_stream : stream) {}
-    constexpr stream_or_host(host_only_t) noexcept {}
-    stream_or_host(std::nullptr_t) = delete; /**< Pass default_stream. */
-    stream_or_host(int) = delete;            /**< Pass default_stream. */
+    stream_ref(CUstream_st *stream) noexcept : stream_(stream == nullptr ? default_stream : stream) {}
+    stream_ref(std::nullptr_t) = delete; /**< Pass default_stream. */
+    stream_ref(int) = delete;            /**< Pass default_stream. */
 
-    /** A stream class of a library, such as c10::cuda::CUDAStream. */
-    template <typename Stream,
-              typename = std::enable_if_t<std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>>>
-    stream_or_host(const Stream &stream) : stream_or_host(static_cast<CUstream_st *>(stream))
+    /** A stream class of a library that converts to CUstream_st *, such as c10::cuda::CUDAStream. */
+    template <typename Stream, std::enable_if_t<detail::converts_to_stream<Stream>, int> = 0>
+    stream_ref(const Stream &stream) : stream_ref(static_cast<CUstream_st *>(stream))
     {
     }
 
+    /** A stream class of a library with a member get(), such as cuda::stream_ref of CCCL. For a smart pointer, pass its get(). */
+    template <typename Stream, std::enable_if_t<detail::gets_stream<Stream>::value, int> = 0>
+    stream_ref(const Stream &stream) : stream_ref(static_cast<CUstream_st *>(stream.get()))
+    {
+    }
+
+    CUstream_st *get() const noexcept { return stream_; }
+
+private:
+    CUstream_st *stream_;
+};
+
+/**
+ * When the memory of a destroyed buffer is reused: after the work enqueued so far on a stream, or with host_only immediately.
+ * Constructible from what stream_ref is constructible from. Not default-constructible, so that a forgotten stream is a compile
+ * error.
+ */
+class stream_or_host {
+public:
+    template <typename Stream, typename = std::enable_if_t<std::is_convertible_v<const Stream &, stream_ref>>>
+    stream_or_host(const Stream &stream) : stream_(stream_ref(stream).get())
+    {
+    }
+    constexpr stream_or_host(host_only_t) noexcept {}
+
     /** The stream; empty for host_only. */
-    constexpr const std::optional<CUstream_st *> &handle() const noexcept { return stream_; }
+    constexpr const std::optional<CUstream_st *> &stream() const noexcept { return stream_; }
 
 private:
     std::optional<CUstream_st *> stream_;
 };
 
-class pool_handle;
+class pool_base;
 
 /**
  * A buffer of a pool. Its destructor returns the memory, which is reused once the work enqueued on the buffer's stream has
  * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused;
  * `memory.quarantined` in stats_json() counts it. To learn of a refusal and to try again, call put_after_stream before the
  * destructor runs. With a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
- * The object is empty after a move, after put(), and after a put_after_stream or put_after_event that did not throw.
+ * If the pool and its other users are gone, the destructor also destroys the pool and may wait: see pp_pool_destroy. The object
+ * is empty after a move, put() and put_ignoring_stream(), after a put_after_stream or put_after_event that did not throw, and
+ * after PP_INTERNAL.
  */
 class [[nodiscard]] buffer {
 public:
@@ -179,10 +245,11 @@ public:
     ~buffer()
     {
         if (data_ != nullptr)
-            detail::put(pool_->handle, data_, after_.handle());
+            detail::put(pool_->handle, data_, after_.stream());
     }
 
-    std::byte *data() const noexcept { return static_cast<std::byte *>(data_); }
+    std::byte *data() noexcept { return static_cast<std::byte *>(data_); }
+    const std::byte *data() const noexcept { return static_cast<const std::byte *>(data_); }
     std::size_t size() const noexcept { return size_; }
     explicit operator bool() const noexcept { return data_ != nullptr; }
 
@@ -205,16 +272,23 @@ public:
     void set_stream(stream_or_host after) noexcept { after_ = after; }
 
     /** Records that the work enqueued so far on `stream` uses the buffer, which is kept; see pp_record_stream. */
-    void record_stream(CUstream_st *stream)
+    void record_stream(stream_ref stream)
     {
-        if (data_ != nullptr)
-            detail::check(pp_record_stream(pool_->handle, data_, *stream_or_host(stream).handle()));
+        call([&](pp_pool *pool, void *data) { return pp_record_stream(pool, data, stream.get()); });
     }
-    void record_stream(std::nullptr_t) = delete; /**< Pass default_stream. */
-    void record_stream(int) = delete;            /**< Pass default_stream. */
+
+    /** As record_stream, for the work before the last record of `event` (CUevent or cudaEvent_t); see pp_record_event. */
+    void record_event(CUevent_st *event)
+    {
+        call([&](pp_pool *pool, void *data) { return pp_record_event(pool, data, event); });
+    }
+    void record_event(std::nullptr_t) = delete;
+
+    /** Returns the buffer to its pool as the destructor does: the memory is reused after the work of the buffer's stream. */
+    void put() noexcept { const buffer returned(std::move(*this)); }
 
     /** Returns the buffer to its pool immediately, and ignores its stream. Only recorded device work may still use it. */
-    void put() noexcept
+    void put_ignoring_stream() noexcept
     {
         if (data_ != nullptr)
             pp_put(pool_->handle, data_);
@@ -222,22 +296,21 @@ public:
     }
 
     /**
-     * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` (CUstream or cudaStream_t) so far has
-     * completed. If this throws, the object still has the buffer, unless the status is PP_INTERNAL. The comment of
-     * pp_put_after_stream says after which codes a second call helps; without it the memory is never reused.
+     * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` so far has completed. If this throws, the
+     * object still has the buffer, unless the status is PP_INTERNAL. The comment of pp_put_after_stream says after which codes a
+     * second call helps; without it the memory is never reused.
      */
-    void put_after_stream(CUstream_st *stream)
+    void put_after_stream(stream_ref stream)
     {
-        CUstream_st *const after = *stream_or_host(stream).handle();
-        put_with([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, after); });
+        call([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream.get()); });
+        forget();
     }
-    void put_after_stream(std::nullptr_t) = delete; /**< Pass default_stream. */
-    void put_after_stream(int) = delete;            /**< Pass default_stream. */
 
     /** As put_after_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
     void put_after_event(CUevent_st *event)
     {
-        put_with([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
+        call([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
+        forget();
     }
     void put_after_event(std::nullptr_t) = delete;
 
@@ -251,18 +324,24 @@ public:
 
 private:
     friend class pool;
-    friend class pool_handle;
+    friend class pool_base;
     buffer(std::shared_ptr<detail::owned_pool> pool, void *data, std::size_t size, stream_or_host after) noexcept
         : pool_(std::move(pool)), data_(data), size_(size), after_(after)
     {
     }
 
-    template <typename Put> void put_with(Put put)
+    /** Calls a function of pinpool.h with the buffer, if any. After PP_INTERNAL the address may belong to another buffer. */
+    template <typename Call> void call(Call function)
     {
         if (data_ == nullptr)
             return;
-        detail::check(put(pool_->handle, data_));
-        forget();
+        const pp_status status = function(pool_->handle, data_);
+        if (status == PP_OK)
+            return;
+        const error failure = error::last(); // Before forget(), which may destroy the pool.
+        if (status == PP_INTERNAL)
+            forget();
+        throw failure;
     }
 
     void forget() noexcept
@@ -279,16 +358,12 @@ private:
     stream_or_host after_ = host_only;
 };
 
-/** Options of a request; see pp_get_options. */
-struct get_options {
-    std::size_t alignment = 1;
-    std::optional<std::chrono::milliseconds> timeout = {}; /**< PINPOOL_WAIT if empty; milliseconds::max() waits forever. */
-    std::string tag = {};                                  /**< Empty: no tag. */
-};
-
 /** The functions of pools and partitions. The object is a handle: const members may change the pool. */
-class pool_handle {
+class pool_base {
 public:
+    pool_base(const pool_base &) = default; // No move, so that every object has a pool.
+    pool_base &operator=(const pool_base &) = default;
+
     /**
      * Returns a buffer for copies on the stream `after`, which must not be destroyed before the buffer; see pp_get. With a default
      * stream, destroy the buffer on the thread that enqueued the work, with the same device current.
@@ -296,16 +371,16 @@ public:
     buffer get(std::size_t bytes, stream_or_host after) const
     {
         void *data = nullptr;
-        detail::check(pp_get(handle(), bytes, &data));
+        detail::check(pp_get(native_handle(), bytes, &data));
         return buffer(pool_, data, bytes, after);
     }
 
     /** As above, with options, but slower. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
     buffer get(std::size_t bytes, stream_or_host after, const get_options &options) const
     {
-        const pp_get_options c_options = to_c(options);
+        const pp_get_options c_options = detail::to_c(options);
         void *data = nullptr;
-        detail::check(pp_get_with(handle(), bytes, &c_options, &data));
+        detail::check(pp_get_with(native_handle(), bytes, &c_options, &data));
         return buffer(pool_, data, bytes, after);
     }
 
@@ -315,56 +390,43 @@ public:
      */
     std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const get_options &options = {}) const
     {
-        const pp_get_options c_options = to_c(options);
+        const pp_get_options c_options = detail::to_c(options);
         void *data = nullptr;
-        const pp_status status = pp_try_get_with(handle(), bytes, &c_options, &data);
+        const pp_status status = pp_try_get_with(native_handle(), bytes, &c_options, &data);
         if (status == PP_NONE_IDLE)
             return std::nullopt;
         detail::check(status);
         return buffer(pool_, data, bytes, after);
     }
 
-    /** Makes waiting and later requests fail with PP_SHUT_DOWN; see pp_pool_shutdown. */
-    void shutdown() const { detail::check(pp_pool_shutdown(handle())); }
+    /** Makes waiting and later requests fail with PP_CLOSED; see pp_pool_close. */
+    void close() const { detail::check(pp_pool_close(native_handle())); }
 
-    void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(handle(), max_bytes)); }
+    void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(native_handle(), max_bytes)); }
 
     /** The statistics as a JSON object. */
     std::string stats_json() const
     {
         char *json = nullptr;
-        detail::check(pp_stats_json(handle(), &json));
+        detail::check(pp_stats_json(native_handle(), &json));
         const std::unique_ptr<char, void (*)(char *)> freed_at_end(json, pp_string_free);
         return std::string(json);
     }
 
-    /** The handle, for the functions of pinpool.h. Valid for the lifetime of this object; do not close it. */
-    pp_pool *handle() const noexcept { return pool_->handle; }
+    /** The handle, for the functions of pinpool.h. Valid for the lifetime of this object; do not destroy it. */
+    pp_pool *native_handle() const noexcept { return pool_->handle; }
 
 protected:
-    pool_handle() : pool_(std::make_shared<detail::owned_pool>()) {}
+    pool_base() : pool_(std::make_shared<detail::owned_pool>()) {}
 
     std::shared_ptr<detail::owned_pool> pool_;
-
-private:
-    /** The tag of the result is a pointer into `options`. */
-    static pp_get_options to_c(const get_options &options)
-    {
-        pp_get_options c_options = PP_GET_OPTIONS_INIT;
-        c_options.alignment = options.alignment;
-        if (options.timeout)
-            c_options.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
-        if (!options.tag.empty())
-            c_options.tag = options.tag.c_str();
-        return c_options;
-    }
 };
 
 /**
  * A part of a pool with its own limit and wait queue, shared by its copies; see pp_partition_open. Destroying the last copy,
- * buffer or memory_resource closes it. A request with a tag fails, since its name is the tag of its buffers.
+ * buffer or memory_resource destroys it. A request with a tag fails, since its name is the tag of its buffers.
  */
-class partition : public pool_handle {
+class partition : public pool_base {
 private:
     friend class pool;
     explicit partition(pp_pool *pool, const std::string &name, std::uint64_t max_bytes)
@@ -374,10 +436,10 @@ private:
 };
 
 /**
- * A pool, shared by its copies. Destroying the last copy, buffer or memory_resource closes it and may wait: see
- * pp_pool_close. A moved-from pool, partition or memory_resource may only be destroyed or assigned to.
+ * A pool, shared by its copies. Destroying the last copy, buffer or memory_resource destroys it and may wait: see
+ * pp_pool_destroy. A move of a pool or a partition copies it.
  */
-class pool : public pool_handle {
+class pool : public pool_base {
 public:
     /** Opens a pool with the settings of the environment. */
     explicit pool() : pool(std::string()) {}
@@ -389,20 +451,19 @@ public:
     buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
                  stream_or_host after) const
     {
-        detail::check(pp_adopt(handle(), data, bytes, is_pinned, on_release, user_data));
+        detail::check(pp_adopt(native_handle(), data, bytes, is_pinned, on_release, user_data));
         return buffer(pool_, data, bytes, after);
     }
 
     /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
     partition open_partition(const std::string &name, std::uint64_t max_bytes) const
     {
-        return partition(handle(), name, max_bytes);
+        return partition(native_handle(), name, max_bytes);
     }
 
-    void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(handle(), bytes)); }
-    void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(handle(), to_bytes)); }
-    void clear() const { detail::check(pp_clear(handle())); }
-    void maintain() const { detail::check(pp_maintain(handle())); }
+    void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(native_handle(), bytes)); }
+    void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(native_handle(), to_bytes)); }
+    void maintain() const { detail::check(pp_maintain(native_handle())); }
 };
 
 /**
@@ -414,23 +475,31 @@ public:
  * that enqueued the work, with the same device current.
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
- * std::pmr::unsynchronized_pool_resource in between). Two resources are equal if they use the same pool and stream.
+ * std::pmr::unsynchronized_pool_resource in between). The options apply to each allocation: a timeout bounds its wait. Two
+ * resources are equal if they use the same pool and stream.
  */
 class memory_resource : public std::pmr::memory_resource {
 public:
-    memory_resource(const pool &pool, stream_or_host after) : source_(pool), after_(after) {}
-    memory_resource(const partition &partition, stream_or_host after) : source_(partition), after_(after) {}
+    memory_resource(const pool &pool, stream_or_host after, get_options options = {})
+        : source_(pool), after_(after), options_(std::move(options))
+    {
+    }
+    memory_resource(const partition &partition, stream_or_host after, get_options options = {})
+        : source_(partition), after_(after), options_(std::move(options))
+    {
+    }
 
 private:
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
     {
-        pp_get_options options = PP_GET_OPTIONS_INIT;
-        options.alignment = alignment;
+        pp_get_options options = detail::to_c(options_);
+        options.alignment = std::max(options.alignment, alignment);
         const std::size_t size = bytes == 0 ? 1 : bytes; // An allocation of no bytes has an address too.
         void *data = nullptr;
         // Every address of pp_get, which is faster, is a multiple of 4096.
-        const pp_status status = alignment <= 4096 ? pp_get(source_.handle(), size, &data)
-                                                   : pp_get_with(source_.handle(), size, &options, &data);
+        const bool is_plain = options.alignment <= 4096 && options.timeout_ms == PP_DEFAULT_WAIT && options.tag == nullptr;
+        const pp_status status = is_plain ? pp_get(source_.native_handle(), size, &data)
+                                          : pp_get_with(source_.native_handle(), size, &options, &data);
         if (status != PP_OK)
             throw bad_alloc();
         return data;
@@ -438,18 +507,19 @@ private:
 
     void do_deallocate(void *data, std::size_t, std::size_t) override
     {
-        detail::put(source_.handle(), data, after_.handle());
+        detail::put(source_.native_handle(), data, after_.stream());
     }
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
         const auto *resource = dynamic_cast<const memory_resource *>(&other);
-        return resource != nullptr && resource->source_.handle() == source_.handle() &&
-               resource->after_.handle() == after_.handle();
+        return resource != nullptr && resource->source_.native_handle() == source_.native_handle() &&
+               resource->after_.stream() == after_.stream();
     }
 
-    pool_handle source_;
+    pool_base source_;
     stream_or_host after_;
+    get_options options_;
 };
 
 } // namespace PINPOOL_DEFAULT_STREAM

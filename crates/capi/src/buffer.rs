@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pinpool::{PinnedBuf, PinnedBy, Pool, Request};
 
+use crate::buffers_in_use::AfterRecording;
 use crate::call::{Failure, guarded, non_null, store};
 use crate::pool::str_from_c;
 use crate::slots::{self, CallGuard, pp_pool};
@@ -62,7 +63,7 @@ fn get(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |guard| Ok(Some(guard.as_requesting_pool()?.get(bytes)?)))
+    get(pool, ptr, |guard| Ok(Some(guard.pool_for_requests()?.get(bytes)?)))
 }
 
 /// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT.
@@ -139,15 +140,15 @@ unsafe fn with_options(
         request = request.timeout(Duration::from_millis(timeout_ms));
     }
     if tag.is_null() {
-        return Ok(take(guard.as_requesting_pool()?, request)?);
+        return Ok(take(guard.pool_for_requests()?, request)?);
     }
     // SAFETY: capi-P1.
     let tag = unsafe { str_from_c(tag, "tag") }?;
     Ok(take(&guard.pool()?.tagged(tag), request)?)
 }
 
-/// Allocates as pp_get does if a buffer of this size class is idle. Pins no memory and does not wait for room. The first call on
-/// a pool may test the backends (see pp_pool_open).
+/// If a buffer of this size class is idle, allocates it as pp_get does. Pins no memory and does not wait for room. The first
+/// call on a pool may test the backends (see pp_pool_open).
 ///
 /// - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
 ///   error, so pp_last_error does not change.
@@ -159,7 +160,7 @@ unsafe fn with_options(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |guard| Ok(guard.as_requesting_pool()?.try_get(bytes)?))
+    get(pool, ptr, |guard| Ok(guard.pool_for_requests()?.try_get(bytes)?))
 }
 
 /// Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
@@ -184,9 +185,9 @@ pub unsafe extern "C" fn pp_try_get_with(
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
-/// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw, longjmp or wait for
-/// the pool. It may call CUDA, but must set the device first, since any context or none may be current. While it waits for the
-/// device, it delays the pool.
+/// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw or longjmp. It may
+/// call functions of the library that do not wait for the pool, such as pp_try_get, pp_put and pp_stats_json. It may call CUDA,
+/// but must set the device first, since any context or none may be current. While it waits for the device, it delays the pool.
 pub type pp_release_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
 /// The arguments of pp_adopt that return the memory to its owner.
@@ -250,10 +251,11 @@ pub unsafe extern "C" fn pp_adopt(
     })
 }
 
-/// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does nothing.
-/// If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event instead. If one
-/// of these has failed, pp_put is still allowed; pp_put_after_stream says after which codes the memory is then reused. Any thread
-/// may call this function. It waits while another thread records work on the buffer.
+/// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
+/// nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
+/// instead. If one of these has failed with a code other than PP_INTERNAL, pp_put returns the buffer; the comment of
+/// pp_put_after_stream says whether its memory is then reused. Any thread may call this function. It waits while another thread
+/// records work on the buffer.
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
 ///   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -272,34 +274,36 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once all work enqueued on `stream` so far has completed. `stream` is
 /// a CUstream or a cudaStream_t. The stream may be destroyed after this call. Its context, unless it is a primary context, may be
-/// destroyed (cuCtxDestroy) only after pp_pool_close and the return of every buffer of the pool. Until then another thread may
+/// destroyed (cuCtxDestroy) only after pp_pool_destroy and the return of every buffer of the pool. Until then another thread may
 /// query the context, even if the work has completed.
 ///
 /// NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
-/// `--default-stream per-thread` must pass `cudaStreamPerThread`. The legacy stream belongs to the current context, and
-/// `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
-/// current, or use pp_put_after_event.
+/// `--default-stream per-thread` must pass `cudaStreamPerThread`. Otherwise the fence is on the legacy stream, which the driver
+/// refuses while a blocking stream of its context (created without CU_STREAM_NON_BLOCKING) captures. The legacy stream belongs
+/// to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the
+/// work, with the same device current, or use pp_put_after_event.
 ///
-/// - PP_DEVICE: the driver refused to examine the stream, for example NULL while another stream captures a graph. Call this
-///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. For a default stream of
-///   a green context it never does: pass another stream. If the driver only refuses to record an event, the call succeeds: it
-///   waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
-///   context.
+/// - PP_DEVICE_FAILED: the driver refused to examine the stream, for example NULL while a blocking stream captures. Call this
+///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. A call with a default
+///   stream of a green context never succeeds: pass another stream. If the driver only refuses to record an event, the call
+///   succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for
+///   all work of the context.
 /// - PP_STREAM_CAPTURING: the stream is capturing a graph.
-/// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current
-///   on this thread. Passing the handle of a destroyed stream or event is undefined behavior.
+/// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current:
+///   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The next success for this buffer
+///   with the same handle on this thread counts as the repetition, whatever context is then current. Passing the handle of a
+///   destroyed stream or event is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: as pp_put.
 ///
-/// NULL for `ptr` is allowed and does nothing. After a failure of this function, pp_put_after_event or pp_record_stream, the caller
-/// still has the buffer, and pp_put returns it. Its memory is then:
+/// NULL for `ptr` is allowed and does nothing. After PP_INTERNAL from this function, pp_put_after_event, pp_record_stream or
+/// pp_record_event, the buffer is gone: do not return it, since its address may belong to another buffer. After any other
+/// failure the caller still has the buffer, and pp_put returns it. Its memory is then:
 ///
 /// - after PP_UNAVAILABLE: reused immediately.
-/// - after PP_STREAM_CAPTURING, a NULL event, or a default stream without a current context: never reused, even if a second call
-///   succeeds.
-/// - after PP_DEVICE, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or event
-///   has succeeded first.
-/// - after PP_INTERNAL: never reused; the buffer may be gone.
+/// - after PP_STREAM_CAPTURING or a NULL event: never reused, even if a second call succeeds.
+/// - after PP_DEVICE_FAILED, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or
+///   event has succeeded first.
 ///
 /// # Safety
 ///
@@ -317,13 +321,13 @@ pub unsafe extern "C" fn pp_put_after_stream(
 
 /// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
 /// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
-/// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread,
-/// and the call creates an internal stream that waits for the event, so pp_put_after_stream makes fewer driver calls. If the
-/// driver refuses that stream, the call itself waits until the work has completed. The event's context, and the context that is
+/// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
+/// The call then creates an internal stream that waits for the event. If the driver refuses that stream, the call itself waits
+/// until the work has completed. pp_put_after_stream needs fewer driver calls. The event's context, and the context that is
 /// current on this thread, must live as long as pp_put_after_stream says. NULL for `ptr` is allowed and does nothing.
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
-/// - PP_DEVICE (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+/// - PP_DEVICE_FAILED (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///   The event must not be recorded again before a second call.
 ///
 /// # Safety
@@ -341,7 +345,7 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 /// function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
 /// the context must live. NULL for `ptr` is allowed and does nothing.
 ///
-/// - PP_DEVICE, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+/// - PP_DEVICE_FAILED, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///
 /// # Safety
 ///
@@ -353,13 +357,19 @@ pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, 
     record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
 }
 
-/// What happens to a buffer after work on it was recorded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum AfterRecording {
-    /// The buffer returns to its pool.
-    Return,
-    /// The caller keeps the buffer.
-    Keep,
+/// Records that the work before the last record of `event` uses the buffer at `ptr`, as pp_record_stream does for a stream.
+/// pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
+///
+/// - PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_event.
+///
+/// # Safety
+///
+/// The event is alive.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn pp_record_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
+    // SAFETY: the caller promises that the event is alive.
+    record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.record_raw_event(event.cast()) })
 }
 
 /// Calls `record_work` with the buffer at `ptr`. After a failure the caller keeps the buffer.
@@ -375,8 +385,7 @@ fn record(
             return Ok(pp_status::PP_OK);
         }
         let (buffers, address) = (guard.buffers(), ptr.addr());
-        let mut buf =
-            buffers.take(address, then == AfterRecording::Return).map_err(|why| guard.refusal(address, &why))?;
+        let mut buf = buffers.take(address, then).map_err(|why| guard.refusal(address, &why))?;
         let recorded = catch_unwind(AssertUnwindSafe(|| record_work(&mut buf))).unwrap_or_else(|panic| {
             // It is unknown which work uses the buffer, so its memory is never reused.
             std::mem::forget(std::mem::take(&mut buf));
@@ -418,7 +427,7 @@ pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{pp_pool_close, pp_pool_open};
+    use crate::pool::{pp_pool_destroy, pp_pool_open};
 
     #[test]
     fn the_memory_of_a_return_that_panics_is_not_reused() {
@@ -430,7 +439,7 @@ mod tests {
         assert_eq!(record(pool, held, AfterRecording::Return, |_| panic!("in a call")), pp_status::PP_INTERNAL);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);
-        assert_eq!([pp_put(pool, next), pp_pool_close(pool)], [pp_status::PP_OK; 2]);
+        assert_eq!([pp_put(pool, next), pp_pool_destroy(pool)], [pp_status::PP_OK; 2]);
         assert_eq!(pp_put(pool, held), pp_status::PP_UNKNOWN_POOL, "with an entry the handle would stay");
     }
 }

@@ -65,6 +65,15 @@ pub(crate) enum MemoryOwner {
     Program,
 }
 
+/// What happens to a buffer after work on it was recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterRecording {
+    /// The buffer returns to its pool.
+    Return,
+    /// The caller keeps the buffer.
+    Keep,
+}
+
 /// The reason that a call cannot use the buffer at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LookupError {
@@ -121,7 +130,7 @@ impl BuffersInUse {
     /// Takes the buffer at this address out of its entry, and returns the result of `act`. Waits while another call records work
     /// on the buffer.
     #[inline]
-    fn with_entry(
+    fn take_then(
         &self,
         address: usize,
         act: impl FnOnce(OccupiedEntry<'_, usize, InUse>, &PinnedBuf),
@@ -149,7 +158,7 @@ impl BuffersInUse {
     /// Removes the buffer at this address. Waits while another call records work on it.
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
-        self.with_entry(address, |entry, buf| {
+        self.take_then(address, |entry, buf| {
             if self.informs_sanitizer_of(entry.remove().owner) {
                 asan::poison(buf);
             }
@@ -166,12 +175,12 @@ impl BuffersInUse {
     }
 
     /// Takes the buffer at this address and leaves its entry. Waits while another call records work on it. Afterwards the caller
-    /// calls `remove_entry` or `put_back`. Until then AddressSanitizer reports accesses if this `is_return`.
-    pub(crate) fn take(&self, address: usize, is_return: bool) -> Result<PinnedBuf, LookupError> {
-        self.with_entry(address, |mut entry, buf| {
+    /// calls `remove_entry` or `put_back`. Until then AddressSanitizer reports accesses if the buffer returns.
+    pub(crate) fn take(&self, address: usize, then: AfterRecording) -> Result<PinnedBuf, LookupError> {
+        self.take_then(address, |mut entry, buf| {
             let entry = entry.get_mut();
-            (entry.is_recording, entry.is_pinned) = (!is_return, Some(is_pinned(buf)));
-            if is_return && self.informs_sanitizer_of(entry.owner) {
+            (entry.is_recording, entry.is_pinned) = (then == AfterRecording::Keep, Some(is_pinned(buf)));
+            if then == AfterRecording::Return && self.informs_sanitizer_of(entry.owner) {
                 asan::poison(buf);
             }
         })
@@ -275,6 +284,7 @@ fn mixed(address: u64) -> u64 {
 mod tests {
     use pinpool::{Backend, Pool};
 
+    use super::AfterRecording::{Keep, Return};
     use super::*;
 
     #[test]
@@ -284,8 +294,8 @@ mod tests {
         let address = all.insert(pool.get(5000).unwrap()).addr();
         assert_eq!(all.remove(address + 4999).unwrap_err(), LookupError::Inside(address, 5000));
         assert_eq!(all.remove(address + 5000).unwrap_err(), LookupError::Nowhere);
-        let buf = all.take(address, true).unwrap();
-        for second in [all.remove(address), all.take(address, true), all.take(address, false)] {
+        let buf = all.take(address, Return).unwrap();
+        for second in [all.remove(address), all.take(address, Return), all.take(address, Keep)] {
             assert_eq!(second.unwrap_err(), LookupError::Busy);
         }
         assert_eq!((all.is_empty(), all.is_pinned(address)), (false, Ok(false)), "a query does not fail meanwhile");
@@ -296,9 +306,9 @@ mod tests {
         drop(all.remove(address).unwrap());
         for (uses_take, succeeds) in [(false, true), (true, true), (false, false), (true, false)] {
             let address = all.insert(pool.get(5000).unwrap()).addr();
-            let buf = all.take(address, false).unwrap();
+            let buf = all.take(address, Keep).unwrap();
             assert_eq!((all.is_empty(), all.is_pinned(address)), (false, Ok(false)), "a query does not wait");
-            let take = || all.take(address, true).map(|_buf| all.remove_entry(address));
+            let take = || all.take(address, Return).map(|_buf| all.remove_entry(address));
             let call = || if uses_take { take() } else { all.remove(address).map(drop) };
             let results = std::thread::scope(|scope| {
                 // Both wait for the recording. If it succeeds, one gets the buffer.
@@ -327,7 +337,7 @@ mod tests {
             let adopted = unsafe { pool.adopt(std::ptr::NonNull::from(&mut memory[..]), None, release) };
             assert_eq!(all.insert(adopted.unwrap()).addr(), address);
         }
-        let buf = all.take(address, true).unwrap();
+        let buf = all.take(address, Return).unwrap();
         all.remove_entry(address);
         all.put_back(buf);
         assert!(!RELEASED.load(Ordering::Relaxed), "a program may still use the memory");

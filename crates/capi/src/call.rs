@@ -28,9 +28,7 @@ impl From<pinpool::Error> for Failure {
     fn from(error: pinpool::Error) -> Self {
         match status::status_of(&error) {
             // The library's text names `Pool::close`, which C does not have.
-            status @ pp_status::PP_SHUT_DOWN => {
-                Self::new(status, "the pool or partition was shut down (pp_pool_shutdown)")
-            }
+            status @ pp_status::PP_CLOSED => Self::new(status, "the pool or partition was closed (pp_pool_close)"),
             status => Self::new(status, error.report()),
         }
     }

@@ -14,10 +14,10 @@
 //! | `call` | the wrapper of every function, and the thread's last error |
 //! | `status` | the status codes, and the code for each error |
 //! | `config` | the string that a pool is opened with |
-//! | `slots`, `state` | handles of pools, and the end of closed pools |
+//! | `slots`, `state` | handles of pools, and the end of destroyed pools |
 //! | `buffers_in_use`, `asan` | the buffers in use, by address; their marks for AddressSanitizer |
 //!
-//! A handle is a number in the form of a pointer and is never dereferenced, so a closed or invalid handle is an error and not a
+//! A handle is a number in the form of a pointer and is never dereferenced, so a destroyed or invalid handle is an error and not a
 //! crash. No header precedes a buffer's bytes: the table finds a buffer by its address.
 //!
 //! - **capi-P1**: a pointer argument is null, or points to what its type and the header say for as long as the call runs. The
@@ -43,13 +43,13 @@ mod version;
 
 pub use buffer::{
     CUevent_st, CUstream_st, PP_DEFAULT_WAIT, PP_WAIT_FOREVER, pp_adopt, pp_get, pp_get_options, pp_get_with,
-    pp_is_pinned, pp_put, pp_put_after_event, pp_put_after_stream, pp_record_stream, pp_release_fn, pp_try_get,
-    pp_try_get_with,
+    pp_is_pinned, pp_put, pp_put_after_event, pp_put_after_stream, pp_record_event, pp_record_stream, pp_release_fn,
+    pp_try_get, pp_try_get_with,
 };
 pub use call::pp_last_error;
 pub use log::{pp_log_fn, pp_log_level, pp_set_log};
 pub use pool::{
-    PP_NO_LIMIT, pp_clear, pp_maintain, pp_partition_open, pp_pool_close, pp_pool_open, pp_pool_shutdown, pp_reserve,
+    PP_NO_LIMIT, pp_maintain, pp_partition_open, pp_pool_close, pp_pool_destroy, pp_pool_open, pp_reserve,
     pp_set_max_bytes, pp_stats_json, pp_string_free, pp_trim,
 };
 pub use slots::pp_pool;

@@ -10,7 +10,7 @@ use crate::config;
 use crate::slots::{self, PoolOrPartition, pp_pool};
 use crate::status::pp_status;
 
-/// Opens a pool and stores its handle in `pool`. Close it with pp_pool_close.
+/// Opens a pool and stores its handle in `pool`. End it with pp_pool_destroy.
 ///
 /// `config` is UTF-8: items separated by `;` or line breaks. A value contains neither: set such a value in the environment.
 ///
@@ -55,9 +55,11 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 }
 
 /// Opens a part of `pool` with its own limit `max_bytes` and its own wait queue, and stores its handle in `partition`, for
-/// requests that must not take all memory of the pool. Close it with pp_pool_close. `name` (UTF-8) is the tag of its buffers,
-/// which are returned, recorded and queried with the handle `partition`, not with `pool`. pp_adopt, pp_reserve, pp_trim, pp_clear,
-/// pp_maintain, pp_partition_open, and requests with a tag, return PP_INVALID_ARGUMENT for a partition.
+/// requests that must not take all memory of the pool. End it with pp_pool_destroy. `name` (UTF-8) is the tag of its buffers,
+/// which are returned, recorded and queried with the handle `partition`, not with `pool`.
+///
+/// Not for a partition (PP_INVALID_ARGUMENT): requests with a tag, pp_adopt, pp_reserve, pp_trim, pp_maintain and
+/// pp_partition_open.
 ///
 /// - PP_TOO_MANY_POOLS: 4096 pools and partitions are open or have buffers in use.
 /// - PP_INVALID_ARGUMENT: `name` is not UTF-8, `max_bytes` is 0, or `pool` is a partition.
@@ -108,15 +110,15 @@ pub(crate) unsafe fn str_from_c<'a>(text: *const c_char, name: &str) -> Result<&
     text.to_str().map_err(|error| Failure::argument(format!("the argument `{name}` is not UTF-8: {error}")))
 }
 
-/// Makes waiting requests of the pool and its partitions fail. They and all later requests, pp_adopt, pp_reserve and
-/// pp_partition_open return PP_SHUT_DOWN. The call then releases idle memory except reserves, which under `register` and `cuda`
-/// waits for all work of the device. If `pool` is a partition, nothing is released and only its own requests fail; those
-/// that already wait for memory of its pool are still served.
+/// Closes a pool or a partition: waiting requests of the pool and its partitions fail with PP_CLOSED, and so do later requests
+/// and later calls of pp_adopt, pp_reserve and pp_partition_open. The call then releases idle memory, but no reserves. Under
+/// `register` and `cuda`, this release waits for all work of the device. If `pool` is a partition, nothing is released and only
+/// its own requests fail; those that already wait for memory of its pool are still served.
 ///
-/// Unlike pp_pool_close, this call keeps the handle: buffers in use are not affected, and the other functions work. Join the
-/// threads that make requests, and then call pp_pool_close. (`close` in Rust and Python shuts down, and dropping the pool closes it.)
+/// Unlike pp_pool_destroy, this call keeps the handle: buffers in use are not affected, and the other functions work. Join the
+/// threads that make requests, and then call pp_pool_destroy.
 #[unsafe(no_mangle)]
-pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
+pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
     guarded(|| {
         match slots::enter(pool)?.pool_or_partition()? {
             PoolOrPartition::Pool(pool) => pool.close(),
@@ -126,13 +128,13 @@ pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
     })
 }
 
-/// Closes a pool or a partition: later calls with its handle, except returns, pp_record_stream and pp_is_pinned, return
-/// PP_UNKNOWN_POOL. Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so
-/// call pp_pool_shutdown and join such threads first.
+/// Destroys a pool or a partition: later calls with its handle, except returns, records and pp_is_pinned, return PP_UNKNOWN_POOL.
+/// Running calls of other threads continue and may succeed; a pp_get that waits for memory continues to wait, so call
+/// pp_pool_close and join such threads first.
 ///
 /// Buffers in use stay valid. Return them through the same handle, which becomes invalid with the last return. Open partitions
-/// keep the memory of a closed pool and still serve requests: close them first. The memory is released by one call, which first
-/// waits until no copy is in flight:
+/// keep the memory of a destroyed pool and still serve requests: destroy them first. The memory is released by one call, which
+/// first waits until no copy is in flight:
 ///
 /// - no buffer in use: this call.
 /// - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
@@ -142,10 +144,10 @@ pub extern "C" fn pp_pool_shutdown(pool: *mut pp_pool) -> pp_status {
 /// memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
 ///
 /// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
-/// libraries. May be called from a log callback. A process may exit without closing its pools.
+/// libraries. May be called from a log callback. A process may exit without destroying its pools.
 #[unsafe(no_mangle)]
-pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
-    guarded(|| slots::close(pool).map(|()| pp_status::PP_OK))
+pub extern "C" fn pp_pool_destroy(pool: *mut pp_pool) -> pp_status {
+    guarded(|| slots::destroy(pool).map(|()| pp_status::PP_OK))
 }
 
 /// Pins `bytes` more and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background;
@@ -155,6 +157,7 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 ///
 /// - PP_OVER_LIMIT: the reserve exceeds the limit, or would leave no room for a waiting request.
 /// - PP_INVALID_SETTING: the preset is tensorflow.
+/// - PP_INVALID_ARGUMENT: `pool` is a partition.
 /// - PP_MEMORY_REFUSED: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a
 ///   smaller reserve and returns PP_OK.
 #[unsafe(no_mangle)]
@@ -163,12 +166,12 @@ pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
 }
 
 /// Changes the limit on all pinned bytes, in use and idle. PP_NO_LIMIT removes it; a shared limit still applies, and so does
-/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and what was pinned
-/// in the background of a reserve, which under `register` and `cuda` waits for all work of the device. The memory of returned
-/// buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A higher
-/// limit serves waiting requests, but under `vmm`, `mlock` and `heap` the pool has addresses only for 8 times its first limit,
-/// at least 16 GiB and at most 4 TiB. A partition has its own limit, which releases nothing, and its pool's limit applies as
-/// well.
+/// RLIMIT_MEMLOCK if `auto` has chosen `mlock`. A lower limit releases idle memory now, the oldest first, and the part of a
+/// reserve that was pinned in the background. Under `register` and `cuda` this waits for all work of the device. The memory of
+/// returned buffers is released within a second by the maintenance thread, by pp_maintain, or by a miss that finds no room. A
+/// higher limit serves waiting requests, but under `vmm`, `mlock` and `heap` the pool has addresses only for 8 times its first
+/// limit, at least 16 GiB and at most 4 TiB. A partition has its own limit, which releases nothing, and its pool's limit
+/// applies as well.
 ///
 /// - PP_INVALID_ARGUMENT: `max_bytes` is 0.
 #[unsafe(no_mangle)]
@@ -191,23 +194,20 @@ fn on_pool_not_partition(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_sta
     })
 }
 
-/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in use
-/// or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with the preset adaptive
-/// it releases nothing there while a buffer is quarantined.
+/// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in
+/// use or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with these backends
+/// and the preset adaptive it releases nothing while a buffer is quarantined.
+///
+/// - PP_INVALID_ARGUMENT: `pool` is a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
     on_pool_not_partition(pool, |pool| pool.trim(to_bytes))
 }
 
-/// For the preset tensorflow: releases idle memory as pp_trim with 0 does, and restarts TensorFlow's counters of requests,
-/// returns and evictions. With the preset adaptive, it releases as pp_trim with 0 does; use pp_trim there.
-#[unsafe(no_mangle)]
-pub extern "C" fn pp_clear(pool: *mut pp_pool) -> pp_status {
-    on_pool_not_partition(pool, Pool::clear)
-}
-
 /// Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
 /// Call it periodically with `maintenance_thread=0`.
+///
+/// - PP_INVALID_ARGUMENT: `pool` is a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
     on_pool_not_partition(pool, Pool::maintain)
@@ -221,6 +221,7 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 ///
 /// capi-P1.
 #[unsafe(no_mangle)]
+#[must_use]
 pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_char) -> pp_status {
     guarded(|| {
         let out = non_null(json, "json")?;

@@ -1,7 +1,7 @@
-//! Pool handles, and the end of closed pools.
+//! Pool handles, and the end of destroyed pools.
 //!
 //! ```text
-//!   Free ──open──▶ Opening ──▶ Open ──close──▶ Closed ──the last call has ended──▶ Ending ──▶ Ended ──no buffer in use──▶ Free
+//!   Free ──open──▶ Opening ──▶ Open ──destroy──▶ Destroyed ──the last call has ended──▶ Ending ──▶ Ended ──no buffer in use──▶ Free
 //! ```
 //!
 //! A handle consists of the number of a slot and the generation of the slot's pool. The generation increases with each pool
@@ -9,10 +9,10 @@
 //! up at any time. A request costs two atomic operations on a counter that few threads share. A return costs none, since a
 //! slot with a buffer in use is not reused.
 //!
-//! - **slots-I1**: `pool` is written in two phases only. In Opening, the thread that claimed the slot writes it. In Ending,
-//!   the thread that changed the phase from Closed to Ending writes it, after it had seen no counted call. A call reads
-//!   `pool` only if it was counted first and saw Open afterwards.
-//! - **slots-I2**: a slot becomes Free only if its table is empty, and once it is Closed, only calls that were counted and
+//! - **slots-I1**: `pool` is written in two phases only. In the phase Opening, the thread that claimed the slot writes it. In the
+//!   phase Ending, the thread that began this phase writes it, after it had seen no counted call. A call reads `pool` only if
+//!   it was counted first and saw Open afterwards.
+//! - **slots-I2**: a slot becomes Free only if its table is empty, and once it is Destroyed, only calls that were counted and
 //!   saw Open before insert buffers. A thread that changes the state passes the generation for which it read the counters and
 //!   the table, since the slot may contain a later pool by then.
 
@@ -79,7 +79,7 @@ impl CallGuard {
 
     /// Returns the pool or partition, for requests.
     #[inline]
-    pub(crate) fn as_requesting_pool(&self) -> Result<&Pool, Failure> {
+    pub(crate) fn pool_for_requests(&self) -> Result<&Pool, Failure> {
         self.pool_or_partition().map(|opened| match opened {
             PoolOrPartition::Pool(pool) => pool,
             PoolOrPartition::Partition(partition) => partition.as_pool(),
@@ -145,7 +145,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
 
 #[cold]
 fn unknown_pool(handle: *const pp_pool) -> Failure {
-    let why = "the pool is already closed, or this is not a handle of pp_pool_open or pp_partition_open";
+    let why = "the pool is already destroyed, or this is not a handle of pp_pool_open or pp_partition_open";
     Failure::new(pp_status::PP_UNKNOWN_POOL, format!("pool {handle:p}: {why}"))
 }
 
@@ -160,8 +160,8 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<CallGuard, Failure> {
     if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown_pool(handle)) }
 }
 
-/// Begins a call on the buffers of a pool that is open, or closed with buffers in use: a return, a record or a query. Dropping
-/// the result after the return of the last buffer frees the slot of a closed pool.
+/// Begins a call on the buffers of a pool that is open, or destroyed with buffers in use: a return, a record or a query. Dropping
+/// the result after the return of the last buffer frees the slot of a destroyed pool.
 #[inline]
 pub(crate) fn enter_for_buffers(handle: *const pp_pool) -> Result<BuffersGuard, Failure> {
     let (slot, generation) = resolve(handle)?;
@@ -172,7 +172,8 @@ pub(crate) fn enter_for_buffers(handle: *const pp_pool) -> Result<BuffersGuard, 
     }
 }
 
-/// Access to the buffers in use of a pool that is open or closed.
+/// Access to the buffers in use of a pool that is open or destroyed. Not counted: the buffer that the caller returns keeps the
+/// slot (slots-I2). For a handle without buffers the check is best effort.
 pub(crate) struct BuffersGuard {
     slot: &'static Slot,
     generation: usize,
@@ -225,7 +226,7 @@ pub(crate) fn open(opened: PoolOrPartition, zero: bool) -> Result<*mut pp_pool, 
         Some((number, slot, slot.state.claim()?))
     });
     let Some((number, slot, generation)) = claimed else {
-        let text = format!("{POOLS_MAX} pools are open or have buffers in use: close one, and return its buffers");
+        let text = format!("{POOLS_MAX} pools are open or have buffers in use: destroy one, and return its buffers");
         return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
     slot.open(generation, opened, zero);
@@ -246,10 +247,10 @@ fn slot(number: usize) -> Option<&'static Slot> {
     unsafe { entry.load(Ordering::Acquire).as_ref() }
 }
 
-/// Closes a pool: running calls continue, and later calls are refused.
-pub(crate) fn close(handle: *const pp_pool) -> Result<(), Failure> {
+/// Destroys a pool: running calls continue, and later calls are refused.
+pub(crate) fn destroy(handle: *const pp_pool) -> Result<(), Failure> {
     let (slot, generation) = resolve(handle)?;
-    if !slot.state.change(generation, Phase::Open, Phase::Closed) {
+    if !slot.state.change(generation, Phase::Open, Phase::Destroyed) {
         return Err(unknown_pool(handle));
     }
     slot.end_if_unused(generation);
@@ -280,14 +281,14 @@ impl Slot {
     #[inline]
     fn leave(&self, counter: &AtomicUsize) {
         counter.fetch_sub(1, Ordering::SeqCst);
-        // Either this load sees Closed, or the closing thread reads the counters after this decrement. A refused call may
+        // Either this load sees Destroyed, or the destroying thread reads the counters after this decrement. A refused call may
         // have been counted while the slot already contained a later pool, so this checks the generation that the slot has now.
-        if let Some(generation) = self.state.generation_in(Phase::Closed) {
+        if let Some(generation) = self.state.generation_in(Phase::Destroyed) {
             self.end_if_unused(generation);
         }
     }
 
-    /// Drops the pool of a closed slot if no call uses it.
+    /// Drops the pool of a destroyed slot if no call uses it.
     #[cold]
     fn end_if_unused(&self, generation: usize) {
         self.end_if(generation, || self.calls.iter().all(|calls| calls.load(Ordering::SeqCst) == 0));
@@ -296,7 +297,7 @@ impl Slot {
     fn end_if(&self, generation: usize, is_unused: impl FnOnce() -> bool) {
         // If several threads try this change, only one succeeds. A call that is counted after the check sees that the pool is not
         // open.
-        if !is_unused() || !self.state.change(generation, Phase::Closed, Phase::Ending) {
+        if !is_unused() || !self.state.change(generation, Phase::Destroyed, Phase::Ending) {
             return;
         }
         // SAFETY: slots-I1: no counted call has seen Open, and this thread changed the phase to Ending.
@@ -335,8 +336,8 @@ mod tests {
         generation
     }
 
-    fn close_in(slot: &Slot, generation: usize) {
-        assert!(slot.state.change(generation, Phase::Open, Phase::Closed));
+    fn destroy_in(slot: &Slot, generation: usize) {
+        assert!(slot.state.change(generation, Phase::Open, Phase::Destroyed));
         slot.end_if_unused(generation);
     }
 
@@ -351,14 +352,14 @@ mod tests {
     fn a_stale_empty_check_does_not_free_the_slot_of_a_later_pool() {
         let slot = Slot::new();
         let first = open_in(&slot);
-        close_without_buffers(&slot, first);
+        destroy_without_buffers(&slot, first);
         let address = std::cell::Cell::new(0);
         slot.free_if(first, || {
             // Another thread runs between the check and the change that depends on it.
             slot.free_if_empty(first);
             let second = open_in(&slot);
             address.set(take_address(&slot));
-            close_in(&slot, second);
+            destroy_in(&slot, second);
             true
         });
         assert!(slot.state.is(first + 1, Phase::Ended), "{:?}", slot.state);
@@ -367,10 +368,10 @@ mod tests {
         assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
-    /// Closes the pool and removes its last buffer, so that the slot is Ended and not Free yet.
-    fn close_without_buffers(slot: &Slot, generation: usize) {
+    /// Destroys the pool and removes its last buffer, so that the slot is Ended and not Free yet.
+    fn destroy_without_buffers(slot: &Slot, generation: usize) {
         let address = take_address(slot);
-        close_in(slot, generation);
+        destroy_in(slot, generation);
         drop(slot.buffers.remove(address).unwrap());
         assert!(slot.state.is(generation, Phase::Ended));
     }
@@ -379,31 +380,31 @@ mod tests {
     fn a_stale_end_does_not_drop_a_later_pool_in_use() {
         let slot = Slot::new();
         let first = open_in(&slot);
-        assert!(slot.state.change(first, Phase::Open, Phase::Closed));
+        assert!(slot.state.change(first, Phase::Open, Phase::Destroyed));
         let counter = &slot.calls[0];
         slot.end_if(first, || {
             slot.end_if_unused(first);
             let second = open_in(&slot);
             counter.fetch_add(1, Ordering::SeqCst);
-            close_in(&slot, second);
+            destroy_in(&slot, second);
             true
         });
-        assert!(slot.state.is(first + 1, Phase::Closed), "{:?}", slot.state);
+        assert!(slot.state.is(first + 1, Phase::Destroyed), "{:?}", slot.state);
         slot.leave(counter);
         assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
     #[test]
-    fn a_refused_call_ends_a_later_pool_that_is_closed_meanwhile() {
+    fn a_refused_call_ends_a_later_pool_that_is_destroyed_meanwhile() {
         let slot = Slot::new();
         let first = open_in(&slot);
-        close_in(&slot, first);
-        // A call with the first handle is counted, and refused only after the second pool was closed.
+        destroy_in(&slot, first);
+        // A call with the first handle is counted, and refused only after the second pool was destroyed.
         let counter = &slot.calls[0];
         counter.fetch_add(1, Ordering::SeqCst);
         let second = open_in(&slot);
-        close_in(&slot, second);
-        assert!(slot.state.is(second, Phase::Closed), "{:?}", slot.state);
+        destroy_in(&slot, second);
+        assert!(slot.state.is(second, Phase::Destroyed), "{:?}", slot.state);
         slot.leave(counter);
         assert!(slot.state.is(second, Phase::Free), "{:?}", slot.state);
     }

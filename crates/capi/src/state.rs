@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Number of bits of the word that contain the phase; the bits above them contain the generation.
 const PHASE_BITS: u32 = 3;
 
-/// The phase of a slot's pool; `slots` has a figure.
+/// The phase of a slot's pool; the module `slots` has a diagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Phase {
     Free,
     Opening,
     Open,
-    Closed,
+    Destroyed,
     Ending,
     Ended,
 }

@@ -7,7 +7,7 @@ use pinpool::Error;
 /// The result of a function. The numbers never change; later versions may add codes.
 ///
 /// Every function that takes a pool may return PP_UNKNOWN_POOL or PP_FORKED and, unless its comment allows NULL,
-/// PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_SHUT_DOWN. The
+/// PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_CLOSED. The
 /// comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its
 /// text: one or more lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed
 /// nothing, and its results are stored as NULL or 0.
@@ -22,20 +22,21 @@ pub enum pp_status {
     PP_INVALID_SETTING = 2,
     /// The address is not the start of a buffer in use from this pool.
     PP_UNKNOWN_POINTER = 3,
-    /// The handle is invalid, or its pool was closed (pp_pool_close).
+    /// The handle is invalid, or its pool was destroyed (pp_pool_destroy).
     PP_UNKNOWN_POOL = 4,
     /// The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
     /// requests are waiting. A later call may succeed.
     PP_OVER_LIMIT = 5,
-    /// No buffer of this size is idle, or the partition is full. Only from pp_try_get and pp_try_get_with.
+    /// The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with.
     PP_NONE_IDLE = 6,
     /// The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset.
     PP_MEMORY_REFUSED = 7,
     /// The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown.
-    PP_DEVICE = 8,
+    PP_DEVICE_FAILED = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,
-    /// Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it.
+    /// Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. The
+    /// buffer of a return or record is then gone (see pp_put_after_stream).
     PP_INTERNAL = 10,
     /// The backend or the CUDA driver is not available on this machine. Retrying does not help.
     PP_UNAVAILABLE = 11,
@@ -43,20 +44,20 @@ pub enum pp_status {
     PP_STREAM_CAPTURING = 12,
     /// The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event.
     PP_INVALID_HANDLE = 13,
-    /// 4096 pools and partitions are open or have buffers in use. Close one.
+    /// 4096 pools and partitions are open or have buffers in use. Destroy one.
     PP_TOO_MANY_POOLS = 14,
     /// The process has already installed a Rust logger. Only from pp_set_log.
     PP_LOGGER_SET = 15,
-    /// The pool or partition was shut down (pp_pool_shutdown). Later requests fail, too.
-    PP_SHUT_DOWN = 16,
+    /// The pool or partition was closed (pp_pool_close). Later requests fail, too.
+    PP_CLOSED = 16,
 }
 
 /// The names of the codes in their order, each with a NUL.
 const NAMES: &str = "PP_OK\0PP_INVALID_ARGUMENT\0PP_INVALID_SETTING\0PP_UNKNOWN_POINTER\0PP_UNKNOWN_POOL\0PP_OVER_LIMIT\0\
-    PP_NONE_IDLE\0PP_MEMORY_REFUSED\0PP_DEVICE\0PP_FORKED\0PP_INTERNAL\0PP_UNAVAILABLE\0PP_STREAM_CAPTURING\0\
-    PP_INVALID_HANDLE\0PP_TOO_MANY_POOLS\0PP_LOGGER_SET\0PP_SHUT_DOWN\0";
+    PP_NONE_IDLE\0PP_MEMORY_REFUSED\0PP_DEVICE_FAILED\0PP_FORKED\0PP_INTERNAL\0PP_UNAVAILABLE\0PP_STREAM_CAPTURING\0\
+    PP_INVALID_HANDLE\0PP_TOO_MANY_POOLS\0PP_LOGGER_SET\0PP_CLOSED\0";
 
-/// The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status. Static, never NULL.
+/// The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status, since any int is allowed. Static, never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_status_name(status: c_int) -> *const c_char {
     let name = usize::try_from(status).ok().and_then(|status| NAMES.split_inclusive('\0').nth(status));
@@ -74,9 +75,9 @@ pub(crate) fn status_of(error: &Error) -> pp_status {
         () if error.is_unavailable() => pp_status::PP_UNAVAILABLE,
         () if error.is_backend() => pp_status::PP_MEMORY_REFUSED,
         () if error.is_capture() => pp_status::PP_STREAM_CAPTURING,
-        () if error.is_device() || error.is_copy_refused() || error.is_unmapped() => pp_status::PP_DEVICE,
+        () if error.is_device() || error.is_copy_refused() || error.is_unmapped() => pp_status::PP_DEVICE_FAILED,
         () if error.is_forked() => pp_status::PP_FORKED,
-        () if error.is_closed() => pp_status::PP_SHUT_DOWN,
+        () if error.is_closed() => pp_status::PP_CLOSED,
         () => pp_status::PP_INTERNAL,
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct PoolSeries {
     pub(crate) key: [Value; 2],
     /// Preset and backend, if the source is a process.
     pub(crate) kind: String,
-    /// The statistics and owners as a process prints them.
+    /// The statistics and holders as a process prints them.
     pub(crate) text: String,
     /// Whether the process still has the pool.
     pub(crate) is_running: bool,

@@ -91,8 +91,7 @@ impl Terminal {
         if let Some(error) = error.downcast_ref::<pinpool::Error>() {
             return Err(self.refuse(error));
         }
-        let io_error = error.downcast_ref::<io::Error>();
-        if io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
             return Ok(());
         }
         self.message(error);

@@ -7,14 +7,14 @@
 //!
 //! - **plan-I1**: a batch has at least one part of a sample and no more bytes than the limit. Only a sample that is longer
 //!   than the limit is split: it starts a batch, its parts lie in consecutive batches, and other samples may follow its
-//!   last part.
-//! - **plan-I2**: a batch lies within one epoch; the last batch of an epoch is short.
+//!   last part. With `decode`, no sample is split, and a longer sample is alone in its batch.
+//! - **plan-I2**: a batch lies within one epoch, so the last batch of an epoch may be short.
 //! - **plan-I3**: the order of an epoch depends on the seed and the number of the epoch only.
 //! - **plan-I4**: the ranks of an epoch are disjoint and together form the epoch (after `even` and `drop_last`): each rank takes
 //!   the units with the numbers `index`, `index + world_size`, `index + 2 * world_size`, ... in the epoch's order (plan-I6).
 //! - **plan-I5**: [`plan_hash`] covers everything that determines the batches of an epoch, so a state is refused if they would
 //!   differ.
-//! - **plan-I6**: shuffles and ranks move units: a sample, or all samples of a compressed file, which come in their order.
+//! - **plan-I6**: shuffles and ranks move units. A unit is one sample, or all samples of a compressed file in their order.
 //!   A shuffle mixes the samples of [`OPEN_FILES`] units at random, so that several threads decompress at once,
 //!   and orders the parts of a batch with compressed samples by file.
 

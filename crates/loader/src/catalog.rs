@@ -128,7 +128,7 @@ pub(super) struct CatalogLists {
     pub(super) files: Vec<DataFile>,
     pub(super) samples: Vec<Sample>,
     pub(super) failures: Vec<Failure>,
-    pub(super) cyclic_links: Vec<PathBuf>,
+    pub(super) skipped_links: Vec<PathBuf>,
     pub(super) special_files: Vec<PathBuf>,
 }
 
@@ -149,8 +149,8 @@ impl Catalog {
     }
 
     /// Returns the symbolic links that were not followed because they lead back to a directory already entered.
-    pub fn cyclic_links(&self) -> &[PathBuf] {
-        &self.lists.cyclic_links
+    pub fn skipped_links(&self) -> &[PathBuf] {
+        &self.lists.skipped_links
     }
 
     /// Returns the pipes, sockets and devices under directories, which are not loaded.

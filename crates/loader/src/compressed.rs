@@ -8,8 +8,8 @@
 //!   batch 8                    turn at a.tar.gz ─────▶ turn at b.tar.gz ─────▶
 //! ```
 //!
-//! - **compressed-I1**: a decompressor holds [`INPUT_BYTES`] of the file and the window of its format (gzip 32 KiB; Zstandard at
-//!   most 128 MiB, since frames that need more are refused), independent of the length of the file and its data.
+//! - **compressed-I1**: regardless of the length of the file and its data, a decompressor holds [`INPUT_BYTES`] of the file and
+//!   the window of its format (gzip 32 KiB; Zstandard at most 128 MiB, since frames that need more are refused).
 //! - **compressed-I2**: a file with more data than [`max_data_bytes`] is refused, so that a small file cannot keep a thread
 //!   busy forever.
 //! - **turn-I1**: a thread waits only for turns of earlier batches (thread-I1), and dropping a batch ends its turns. So the first batch

@@ -25,7 +25,7 @@ impl Failure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {
-    /// A call of the operating system failed.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A path given by the caller is a device, a socket or a pipe.

@@ -72,7 +72,7 @@
 //! - **loader-I1**: with `batch_bytes` and without `decode`, a run holds at most `(prefetch + lanes) * batch_bytes` of the
 //!   pool, for files of any length: `prefetch` buffers ahead of the copies and one for each lane of the destination, each
 //!   rounded up to a size class (by less than an eighth; above 16 MiB by less than 2 MiB or a 64th). The destination allocates
-//!   another `lanes * batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that it has not returned. Each open
+//!   another `lanes * batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that `next` has not yet yielded. Each open
 //!   compressed file adds a decompressor.
 //! - **loader-I2**: a sample that cannot be loaded is skipped. [`Loader::run`] reports the first failure of each file to the
 //!   [`Observer`]. A [`BatchReader`] returns each failure with its batch, in [`LoadedBatch::failures`].

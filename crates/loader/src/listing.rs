@@ -7,11 +7,11 @@
 //! | regular file, empty or not | listed |
 //! | symbolic link to a file | listed under the link's name |
 //! | symbolic link to a directory | entered, unless this path has led to that directory before |
-//! | cyclic symbolic link | not followed, kept in [`Catalog::cyclic_links`] |
+//! | cyclic symbolic link | not followed, kept in [`Catalog::skipped_links`] |
 //! | dangling link, unreadable directory | a failure |
 //! | pipe, socket, device | kept in [`Catalog::special_files`]; a failure if the caller named it |
 //!
-//! - **listing-I1**: no directory is entered twice under one path, so the walk ends for all links.
+//! - **listing-I1**: no directory is entered twice under one path, so the traversal ends for all links.
 
 use std::collections::HashSet;
 use std::fs;
@@ -167,7 +167,7 @@ impl CatalogLists {
                 Err(error) => self.walk_failed(root, error),
             }
         }
-        self.cyclic_links.append(&mut entered_again);
+        self.skipped_links.append(&mut entered_again);
         let found = &mut found[first..];
         let is_of_containers = found.iter().all(|file| container::is_container(&file.path));
         found.iter_mut().for_each(|file| file.is_opened = is_of_containers);
@@ -178,7 +178,7 @@ impl CatalogLists {
         let is_cycle = error.loop_ancestor().is_some()
             || error.io_error().is_some_and(|error| error.raw_os_error() == Some(libc::ELOOP));
         if is_cycle {
-            self.cyclic_links.push(path);
+            self.skipped_links.push(path);
         } else {
             // The failure contains the path already.
             let error = error.into_io_error().unwrap_or_else(|| io::Error::other("cannot be read"));

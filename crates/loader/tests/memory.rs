@@ -1,6 +1,6 @@
-//! The memory that decoding an image takes.
+//! The memory that is needed to decode an image.
 
-#[path = "../../cli/tests/parsers/allocated.rs"]
+#[path = "../../../tests/common/heap_use.rs"]
 mod allocated;
 
 use pinpool_loader::{Decode as _, Fit, ImageDecoder, Layout};

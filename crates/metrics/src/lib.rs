@@ -24,7 +24,7 @@
 //! | `pinpool.owner.buffers`, `pinpool.owner.bytes`, `pinpool.owner.oldest_age` | `tag` | what each tag holds |
 //!
 //! Each series has the labels `pool.name` (empty for an unnamed pool) and `backend`. Partitions are reported as separate pools;
-//! driver calls, causes and owners are counted only in their pool. Give each pool its own name: pools with the same name overwrite each other's series.
+//! driver calls, causes and holders are counted only in their pool. Give each pool its own name: pools with the same name overwrite each other's series.
 //!
 //! Prometheus replaces dots by underscores and appends the unit, and `_total` to counters:
 //! `pinpool_requests_hits_total{pool_name="train",backend="vmm"}`. Its exporter for the facade does so after
@@ -43,7 +43,7 @@ use std::f64::consts::SQRT_2;
 use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use parking_lot::Mutex;
 use pinpool::unstable::Kind;
-use pinpool::{Owner, Pool};
+use pinpool::{Holder, Pool};
 use serde_json::{Value, json};
 
 mod metric;
@@ -98,17 +98,20 @@ impl Reporter {
         times.retain(|(number, _), _| exists(*number));
     }
 
-    /// Returns the keys of the socket's object that the metrics read: the statistics, the cause, and all owners.
+    /// Returns the part of the socket's object that the metrics read: the statistics, the cause, and all holders.
     fn object(&self, tags: &mut Vec<String>) -> Value {
         let (mut object, why, dump) = (json!(self.pool.stats()), self.pool.diagnose(), self.pool.dump());
         object["why"] = json!({ "cause": why.cause.name(), "is_alarm": why.is_alarm });
-        let of = |Owner { tag, buffers, bytes, oldest, .. }: &Owner| json!({ "tag": tag, "buffers": buffers, "bytes": bytes, "oldest_seconds": oldest.map(|age| age.as_secs_f64()) });
-        let mut owners: Vec<_> = dump.owners().iter().map(of).collect();
-        let is_owner = |tag: &String| dump.owners().iter().any(|owner| owner.tag == *tag);
-        let gone = tags.iter().filter(|tag| !is_owner(tag));
-        owners.extend(gone.map(|tag| json!({ "tag": tag, "buffers": 0, "bytes": 0, "oldest_seconds": 0 })));
-        *tags = dump.owners().iter().map(|owner| owner.tag.clone()).collect();
-        object["owners"] = owners.into();
+        let of = |holder: &Holder| {
+            let oldest = holder.oldest.map(|age| age.as_secs_f64());
+            json!({ "tag": holder.tag, "buffers": holder.buffers, "bytes": holder.bytes, "oldest_seconds": oldest })
+        };
+        let mut holders: Vec<_> = dump.holders().iter().map(of).collect();
+        let is_holder = |tag: &String| dump.holders().iter().any(|holder| holder.tag == *tag);
+        let gone = tags.iter().filter(|tag| !is_holder(tag));
+        holders.extend(gone.map(|tag| json!({ "tag": tag, "buffers": 0, "bytes": 0, "oldest_seconds": 0 })));
+        *tags = dump.holders().iter().map(|holder| holder.tag.clone()).collect();
+        object["owners"] = holders.into();
         object
     }
 }

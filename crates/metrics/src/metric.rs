@@ -93,7 +93,7 @@ impl Metric {
                 value => value.and_then(Sample::from_json).map(|sample| (None, sample)).into_iter().collect(),
             },
             ValueSource::Owners(field) => {
-                // Two owners may have the same tag.
+                // Two holders may have the same tag.
                 let mut tags = BTreeMap::new();
                 for owner in object["owners"].as_array().into_iter().flatten() {
                     let (Some(tag), Some(sample)) = (owner["tag"].as_str(), Sample::from_json(&owner[field])) else {

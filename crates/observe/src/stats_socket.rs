@@ -249,7 +249,7 @@ mod tests {
         let (_, _, _second, other) = counted();
         let showing = [serve(&path, weak).unwrap(), serve(&path, other).unwrap()];
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the directory that it was made in is gone");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the folder contains only the socket");
         for _ in 0..2 {
             let (_, object) = reader(&path);
             assert_eq!(object["pools"].as_array().unwrap().len(), 2, "{object}");

@@ -1,6 +1,6 @@
 //! Call stacks: return addresses are collected immediately, names are resolved on request.
 //!
-//! Collecting addresses takes microseconds and waits for no thread that resolves names. Resolving names reads the debug
+//! Collecting addresses takes microseconds and never waits for a thread that resolves names. Resolving names reads the debug
 //! information of files, which may take a second the first time, so no request waits for it.
 
 use std::fmt;

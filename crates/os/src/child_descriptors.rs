@@ -135,10 +135,10 @@ mod tests {
         let own = opened(&dir.path().join("own"));
         let number = own.as_raw_fd();
         let other = File::create(dir.path().join("other")).unwrap();
-        // SAFETY: the call replaces the file of a number that `own` alone has, as careless code of a program does.
+        // SAFETY: only `own` has this number. The call replaces the file behind it, as careless code of a program might.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         drop(own);
-        // SAFETY: nothing else owns the number from here on.
+        // SAFETY: from here on, nothing else owns the number.
         let still_open = unsafe { OwnedFd::from_raw_fd(number) };
         assert!(File::from(still_open).metadata().is_ok());
     }

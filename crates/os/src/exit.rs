@@ -4,8 +4,7 @@
 use crate::sync::unmodeled::{AtomicBool, Ordering};
 
 /// Registers `handler`, which then runs when this process, or a child forked later, exits, but not after `_exit`, `abort` or a
-/// signal. Handlers run in the opposite order of their registration. If there is no memory to register `handler`, it is never
-/// called.
+/// signal. Handlers run in reverse order of registration. If there is no memory to register `handler`, it is never called.
 ///
 /// `registered` records that the handler is registered. It is not a lock, because a child that is forked while another thread
 /// holds a lock would wait for that thread.

@@ -94,6 +94,12 @@ impl<T: Send + Sync> PerProcess<T> {
         Self::of_this_process(self.current.load(Ordering::Acquire))
     }
 
+    /// Returns the value, which this process or a parent has created. A lock in a parent's value may be held forever.
+    pub fn get_inherited(&self) -> Option<&'static T> {
+        // SAFETY: the pointer is null, or points to a completely initialized value that is never freed.
+        unsafe { self.current.load(Ordering::Acquire).as_ref() }.map(|made| &made.value)
+    }
+
     fn of_this_process(made: *mut GenerationValue<T>) -> Option<&'static T> {
         // SAFETY: `made` is null, or points to a completely initialized value that is never freed.
         let made = unsafe { made.as_ref() };
@@ -109,7 +115,7 @@ impl<T: Send + Sync> PerProcess<T> {
 ///
 /// # Safety
 ///
-/// `handler` only stores to atomics and to thread-locals without a destructor, and makes calls that a signal handler may make.
+/// `handler` must only store to atomics and to thread-locals without a destructor, and make calls that a signal handler may make.
 pub unsafe fn call_in_children(registered: &'static AtomicBool, handler: extern "C" fn()) {
     // SAFETY: `handler` does only what a child of a process with threads may do, by the contract above.
     unsafe { at_fork(registered, None, None, handler) }
@@ -120,7 +126,7 @@ pub unsafe fn call_in_children(registered: &'static AtomicBool, handler: extern 
 ///
 /// # Safety
 ///
-/// The handlers stay loaded for the life of the process; `in_child` does only what a child of a process with threads may do.
+/// The handlers must stay loaded for the life of the process; `in_child` must do only what a child of a process with threads may do.
 unsafe fn at_fork(
     registered: &'static AtomicBool,
     before: Option<unsafe extern "C" fn()>,

@@ -171,6 +171,6 @@ mod tests {
         let other = UnixListener::bind(&path).unwrap();
         assert_eq!(LocalSocket::listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         other.set_nonblocking(true).unwrap();
-        assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the question is no connection");
+        assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "the check does not connect");
     }
 }

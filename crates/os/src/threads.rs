@@ -24,18 +24,18 @@ pub fn spawn(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::R
     system::start(name, Box::new(work)).map(system::Started::detach)
 }
 
-/// Threads that end before [`scope`] returns, so they may borrow values that outlive the call of `scope`.
+/// Threads that end before [`scope`] returns, so they may borrow values that outlive the `scope` call.
 pub struct Scope<'env> {
     started: std::cell::RefCell<Vec<system::Started>>,
-    /// A type that is invariant in `'env`: the lifetime cannot be shortened, so no thread borrows a value that ends before the
-    /// scope.
+    /// Makes the type invariant in `'env`: the lifetime cannot be shortened, so no thread borrows a value that is
+    /// dropped before the scope ends.
     _borrowed: std::marker::PhantomData<&'env mut &'env ()>,
 }
 
 /// Calls `act`, which may start threads, and returns when all of them have ended.
 pub fn scope<'env, R>(act: impl FnOnce(&Scope<'env>) -> R) -> R {
-    // Dropped only at the end of this function, also if `act` unwinds: `act` has only a reference, so it cannot drop or leak the
-    // scope.
+    // Dropped only at the end of this function, even if `act` unwinds: `act` has only a reference, so it cannot drop or leak
+    // the scope.
     let scope = Scope { started: std::cell::RefCell::default(), _borrowed: std::marker::PhantomData };
     act(&scope)
 }
@@ -49,7 +49,7 @@ impl<'env> Scope<'env> {
     pub fn spawn(&self, name: &'static CStr, work: impl FnOnce() + Send + 'env) -> io::Result<()> {
         let work: Box<dyn FnOnce() + Send + 'env> = Box::new(work);
         // SAFETY: only the lifetime changes. `work` is dropped before the thread ends, the drop of this scope waits for the end
-        // of the thread, and `'env` outlives the call of `scope`, which drops the scope.
+        // of the thread, and `'env` outlives the `scope` call, which drops the scope.
         let work = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + 'env>, system::Work>(work) };
         let started = system::start(name, work)?;
         self.started.borrow_mut().push(started);
@@ -94,14 +94,14 @@ mod system {
         unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES) };
         let named = Box::into_raw(Box::new(Named { name, work }));
         let mut thread = MaybeUninit::uninit();
-        // SAFETY: the attributes are valid, and `run_named` takes a pointer such as `named`.
+        // SAFETY: the attributes are valid, and `named` is the pointer that `run_named` expects.
         let status = unsafe {
             libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run_named, named.cast::<c_void>())
         };
         // SAFETY: the attributes were initialized above and are not used any more.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
         checked(status).inspect_err(|_| {
-            // SAFETY: `named` was created above, and no thread was started that has it.
+            // SAFETY: `named` was created above, and no thread received it.
             drop(unsafe { Box::from_raw(named) });
         })?;
         // SAFETY: `pthread_create` has succeeded, so it has written `thread`.

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 ///
 /// After a panic, the values that `call` borrows are in whatever state `call` left them in, so it must not borrow anything of the
 /// pool that could be left inconsistent. The pool also queries user-defined fences through this function, because a panic between
-/// related steps would leave the pool inconsistent. A panic in a wait for the user unwinds into the user's call.
+/// related steps would leave the pool inconsistent. A panic in a wait that a user requested unwinds into the user's call.
 pub fn catch_panic<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => Some(result),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{c_uint, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
@@ -12,12 +12,9 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 use crate::contexts::{self, Context};
 use crate::driver::{CU_MEMHOSTALLOC_WRITECOMBINED, CUDA_ERROR_NOT_INITIALIZED, Code, Driver, SERVED_FLAGS};
 use crate::fence::{FenceStream, RecordedContextsFence};
-use crate::log::{self, Reason};
-use crate::{process, source};
+use crate::log::{self, NotServed};
+use crate::{process, settings, source};
 use pinpool_os::sync::unmodeled::Mutex;
-
-/// Switch: free functions wait for the device, as the driver's free functions do.
-const SYNC_VARIABLE: &str = "PINPOOL_PRELOAD_SYNC";
 
 /// Longest wait for running work if `PINPOOL_WAIT` is not set. After that time, the driver's own function is called.
 const DEFAULT_WAIT: Duration = Duration::from_millis(100);
@@ -29,7 +26,8 @@ struct ServedBuffer {
     context: Arc<Context>,
 }
 
-/// The buffers in use (preload-I3), by the address of their first byte.
+/// The buffers in use (preload-I3), by the address of their first byte. One lock, because a free also takes the lock of
+/// [`captures`](crate::captures).
 static BUFFERS: Mutex<BTreeMap<usize, ServedBuffer>> = Mutex::new(BTreeMap::new());
 
 /// Leaks the buffers of a context that is gone.
@@ -42,22 +40,22 @@ pub(crate) fn forget(context: &Arc<Context>) {
 
 /// Requests memory for the program from the pool of the current context. Fails with the reason for calling the driver's own
 /// function instead.
-pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
+pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, NotServed> {
     if !process::may_be_served() {
-        return Err(Reason::Forked);
+        return Err(NotServed::Forked);
     }
     if flags & CU_MEMHOSTALLOC_WRITECOMBINED != 0 {
-        return Err(Reason::WriteCombined);
+        return Err(NotServed::WriteCombined);
     }
     if flags & !SERVED_FLAGS != 0 {
-        return Err(Reason::Flags(flags));
+        return Err(NotServed::Flags(flags));
     }
-    let driver = Driver::get().map_err(Reason::Driver)?;
+    let driver = Driver::get().map_err(NotServed::Driver)?;
     if process::has_stopped() {
-        return Err(Reason::Stopped);
+        return Err(NotServed::Stopped);
     }
-    let context = contexts::find_or_add(driver.current().ok_or(Reason::NoContext)?);
-    let pool = context.pool(|context| make_pool(driver, context)).ok_or(Reason::NoPool)?;
+    let context = contexts::find_or_add(driver.current().ok_or(NotServed::NoContext)?);
+    let pool = context.pool(|context| make_pool(driver, context)).ok_or(NotServed::NoPool)?;
     let mut buf = request_pinned(&context, &pool, bytes)?;
     let start = buf.as_mut_ptr();
     let stale = BUFFERS.lock().insert(start.addr(), ServedBuffer { buf, context: context.clone() });
@@ -66,7 +64,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
     // The context may have ended during the request, before the insert.
     if context.while_alive(|_| ()).is_none() {
         forget(&context);
-        return Err(Reason::NoPool);
+        return Err(NotServed::NoPool);
     }
     Ok(start.cast())
 }
@@ -74,18 +72,18 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, Reason> {
 /// Requests a buffer from the pool. If the limit leaves no room and freed memory is in flight, waits up to `PINPOOL_WAIT`. Does
 /// not wait if the program holds all memory, nor within a second after a wait that timed out, nor while a stream captures,
 /// since memory that is freed meanwhile stays in flight.
-fn request_pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, Reason> {
+fn request_pinned(context: &Context, pool: &Pool, bytes: usize) -> Result<PinnedBuf, NotServed> {
     let mut got = pool.get_with(Request::new(bytes).timeout(Duration::ZERO));
     if got.as_ref().is_err_and(pinpool::Error::is_limit) && context.may_wait() && pool.stats().copies.in_flight > 0 {
         got = pool.get(bytes);
         if got.as_ref().is_err_and(pinpool::Error::is_limit) {
-            context.record_timeout();
+            context.set_timed_out();
         }
     }
     match got {
         Ok(buf) if buf.pinned_by().is_some() => Ok(buf),
-        Err(error) if !error.is_limit() => Err(Reason::Refused(error.to_string())),
-        _ => Err(Reason::Full(bytes)),
+        Err(error) if !error.is_limit() => Err(NotServed::Refused(error.to_string())),
+        _ => Err(NotServed::Full(bytes)),
     }
 }
 
@@ -99,7 +97,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
     if is_wait_set { pool.build() } else { pool.wait(DEFAULT_WAIT).build() }
 }
 
-/// Makes the process log the statistics of each remaining pool at its end, if the switch `log::STATS_VARIABLE` is on.
+/// Makes the process log the statistics of each remaining pool at its end, if that is set.
 fn log_statistics_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
@@ -108,7 +106,7 @@ fn log_statistics_at_exit() {
         }
     }
     ONCE.call_once(|| {
-        if log::is_on(log::STATS_VARIABLE) {
+        if *settings::LOGS_STATISTICS {
             // SAFETY: the handler stays loaded; if the C library has no room for it, the statistics are missing.
             let _missing = unsafe { libc::atexit(at_exit) };
         }
@@ -129,33 +127,26 @@ pub(crate) enum FreeOutcome {
 }
 
 /// Returns the program's buffer at `start` to its pool, which reuses it after all work that the contexts have enqueued so far.
-pub(crate) fn free(start: *mut c_void) -> FreeOutcome {
+/// `add_contexts` finds the contexts that no hook saw.
+pub(crate) fn free(start: *mut c_void, add_contexts: impl FnOnce()) -> FreeOutcome {
     let address = start.addr();
     if !process::is_served_process() {
         let is_parents = !process::may_be_served() && source::is_parents_pool_memory(address);
         return if is_parents { FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) } else { FreeOutcome::NotPoolMemory };
     }
     let Some(served) = BUFFERS.lock().remove(&address) else {
-        return if source::is_pool_memory(address) {
-            FreeOutcome::InsidePoolMemory
-        } else {
-            FreeOutcome::NotPoolMemory
-        };
+        let is_inside = source::is_pool_memory(address);
+        return if is_inside { FreeOutcome::InsidePoolMemory } else { FreeOutcome::NotPoolMemory };
     };
     // Without a driver, or if a call below panics, the buffer is leaked, since without a fence it must not be reused (preload-I3).
     let served = ManuallyDrop::new(served);
     // Cannot fail, since the request for the buffer has found the driver.
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) };
-    contexts::record_current();
+    add_contexts();
+    contexts::add_current();
     let fence = Arc::new(RecordedContextsFence::after(driver, contexts::all()));
-    let outcome = if is_sync_on() { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
-    // A failed fence is not an error here: the pool counts it, logs it and queries it again.
-    let _refused = ManuallyDrop::into_inner(served).buf.release_after(&FenceStream(fence));
+    let outcome = if *settings::SYNC_ON_FREE { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
+    // Fails only in a forked child. If the fence fails later, the pool counts it, logs it and queries it again.
+    let _forked = ManuallyDrop::into_inner(served).buf.release_after(&FenceStream(fence));
     outcome.map_or_else(FreeOutcome::Failed, |()| FreeOutcome::Done)
-}
-
-/// Returns whether free functions wait for the device (`SYNC_VARIABLE`).
-fn is_sync_on() -> bool {
-    static IS_ON: OnceLock<bool> = OnceLock::new();
-    *IS_ON.get_or_init(|| log::is_on(SYNC_VARIABLE))
 }

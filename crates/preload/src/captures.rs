@@ -1,17 +1,14 @@
 //! Captures in progress. Recording an event after all work of a context fails and invalidates the capture if one of its streams
 //! captures.
 //!
-//! A record holds the lock while it enqueues an event in each context, and so does the beginning of a capture. The two
-//! therefore exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
+//! The thread that records the events of a fence holds the lock meanwhile, and so does a thread that begins a capture, so the
+//! two exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
 
 use std::thread::{self, ThreadId};
 
-use crate::driver::{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, Code};
+use crate::driver::{CU_STREAM_PER_THREAD, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_SUCCESS, Code};
 use crate::process;
 use pinpool_os::sync::unmodeled::Mutex;
-
-/// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
-const PER_THREAD: usize = 2;
 
 /// A stream that captures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +23,9 @@ struct Capture {
 impl Capture {
     fn of(stream: usize, context: Option<u64>) -> Self {
         // The legacy stream cannot capture, so each default handle means the thread's stream.
-        let is_per_thread = is_default(stream);
+        let is_per_thread = is_default_handle(stream);
         Self {
-            stream: if is_per_thread { PER_THREAD } else { stream },
+            stream: if is_per_thread { CU_STREAM_PER_THREAD } else { stream },
             thread: is_per_thread.then(|| thread::current().id()),
             context,
         }
@@ -40,8 +37,8 @@ impl Capture {
 }
 
 /// Returns whether the handle refers to a default stream of the current context.
-pub(crate) fn is_default(stream: usize) -> bool {
-    stream <= PER_THREAD
+pub(crate) fn is_default_handle(stream: usize) -> bool {
+    stream <= CU_STREAM_PER_THREAD
 }
 
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
@@ -56,17 +53,18 @@ pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() ->
     let mut captures = CAPTURES.lock();
     let code = begin();
     let capture = Capture::of(stream, context);
-    if code == 0 && !captures.contains(&capture) {
+    if code == CUDA_SUCCESS && !captures.contains(&capture) {
         captures.push(capture);
     }
     code
 }
 
 /// Ends the capture of `stream` by `end`. After an error other than `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, the capture still
-/// counts.
+/// counts. A capture that another thread begins on this stream meanwhile is not counted, but a program begins and ends the captures
+/// of one stream in order.
 pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     let code = end();
-    if matches!(code, 0 | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
+    if matches!(code, CUDA_SUCCESS | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
         let ended = Capture::of(stream, None);
         CAPTURES.lock().retain(|capture| !capture.is_same_stream(&ended));
     }
@@ -81,7 +79,7 @@ pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
     // The lock was released meanwhile: a capture that begins on a stream while it is destroyed is an error of the program.
     let mut captures = CAPTURES.lock();
     let code = destroy();
-    if code == 0 {
+    if code == CUDA_SUCCESS {
         captures.retain(|capture| capture.stream != stream);
     }
     code

@@ -3,18 +3,18 @@
 use std::ffi::c_int;
 
 use crate::contexts::{self, Context};
-use crate::driver::{Code, Driver};
+use crate::driver::{CUDA_SUCCESS, Code, Driver};
 use crate::{buffers, captures, log, process, source};
 use pinpool_os::sync::unmodeled::Mutex;
 
-/// Held while a primary context ends, and while a primary context is retained to be recorded.
+/// Held while a primary context ends, and while a primary context is retained to be added.
 static PRIMARY_CONTEXTS: Mutex<()> = Mutex::new(());
 
-/// Records the primary contexts that no hook saw: the runtime creates them and makes them current by private functions. Costs a
-/// query of the number of devices, and a state query for each device without a recorded primary context.
+/// Adds the primary contexts that no hook saw: the runtime creates them and makes them current by private functions. Costs a
+/// query of the number of devices, and a state query for each device without a known primary context.
 ///
 /// If a private function releases a context meanwhile, the release here is the last, which ends the context.
-pub(crate) fn record_primary_contexts() {
+pub(crate) fn add_primary_contexts() {
     let Some(Ok(driver)) = process::is_served_process().then(Driver::get) else { return };
     let is_unseen = |device: &c_int| !contexts::has_primary_of(*device) && driver.has_primary(*device);
     for device in driver.devices().filter(is_unseen) {
@@ -24,10 +24,10 @@ pub(crate) fn record_primary_contexts() {
         if is_unseen(&device)
             && let Ok(handle) = driver.retain_primary(device)
         {
-            contexts::record_primary(handle, device);
+            contexts::add_primary(handle, device);
             // Not through `end_by_release`, which waits until no thread uses the context.
-            if driver.release_primary(device) == 0 && !driver.has_primary(device) {
-                end_by_release(device, || 0);
+            if driver.release_primary(device) == CUDA_SUCCESS && !driver.has_primary(device) {
+                end_by_release(device, || CUDA_SUCCESS);
             }
         }
     }
@@ -35,13 +35,13 @@ pub(crate) fn record_primary_contexts() {
 
 /// Destroys the context with this handle by `destroy`.
 pub(crate) fn destroy(handle: usize, destroy: impl FnOnce() -> Code) -> Code {
-    end_contexts(|context| context.handle() == handle, destroy, |code| code == 0)
+    end_contexts(|context| context.handle() == handle, destroy, |code| code == CUDA_SUCCESS)
 }
 
 /// Resets a device by `reset`. Its primary context ends, and a later context with the same handle counts as a new context.
 pub(crate) fn reset(device: c_int, reset: impl FnOnce() -> Code) -> Code {
     let _guard = PRIMARY_CONTEXTS.lock();
-    end_contexts(|context| context.may_be_primary_of(device), reset, |code| code == 0)
+    end_contexts(|context| context.may_be_primary_of(device), reset, |code| code == CUDA_SUCCESS)
 }
 
 /// Releases the primary context of a device by `release`. The context ends with its last release.
@@ -51,7 +51,7 @@ pub(crate) fn release(device: c_int, release: impl FnOnce() -> Code) -> Code {
 }
 
 fn end_by_release(device: c_int, release: impl FnOnce() -> Code) -> Code {
-    let was_ended = |code| code == 0 && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
+    let was_ended = |code| code == CUDA_SUCCESS && Driver::get().is_ok_and(|driver| !driver.has_primary(device));
     end_contexts(|context| context.may_be_primary_of(device), release, was_ended)
 }
 

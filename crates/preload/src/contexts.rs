@@ -2,8 +2,8 @@
 //!
 //! A context is recorded when it is retained, created or made current, and when one of its streams begins a capture. It is
 //! also recorded if it is current during a request, a free, a registration or the creation of a stream. Primary contexts that
-//! no hook saw are recorded before each free (`context_end`). Memory is portable, so the work of any context may use it, and a
-//! free records an event in each context.
+//! no hook saw are added before each free of served memory (`context_end`). Memory is portable, so the work of any context may
+//! use it, and a free records an event in each context.
 //!
 //! A context ends when it is destroyed or, if it is a primary context, when it is reset or released for the last time. Calls
 //! that use a context enter its [`Lifetime`]. The end waits for these calls, and later calls wait while the driver ends the context.
@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use pinpool::Pool;
 
-use crate::driver::{Code, Driver};
+use crate::driver::{Code, Driver, EventHandle};
 use crate::lifetime::{ExclusiveUse, Lifetime};
 use crate::{captures, log, process};
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time after a wait that timed out in which allocations do not wait for memory.
-const NO_WAIT: Duration = Duration::from_secs(1);
+const PAUSE_AFTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A context of the program.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Context {
     /// The device for which the driver returned this as its primary context; negative if there is none.
     primary_of: AtomicI32,
     lifetime: Lifetime,
-    spare_events: Mutex<Vec<usize>>,
+    spare_events: Mutex<Vec<EventHandle>>,
     pool: Mutex<PoolState>,
     /// Time at which the last wait for memory timed out.
     timed_out_at: Mutex<Option<Instant>>,
@@ -100,22 +100,22 @@ impl Context {
 
     /// Returns whether a request may wait for memory: no stream captures, and no wait has timed out within the last second.
     pub(crate) fn may_wait(&self) -> bool {
-        !captures::any_in_progress() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= NO_WAIT)
+        !captures::any_in_progress() && self.timed_out_at.lock().is_none_or(|at| at.elapsed() >= PAUSE_AFTER_TIMEOUT)
     }
 
     /// Records that a wait for memory timed out.
-    pub(crate) fn record_timeout(&self) {
+    pub(crate) fn set_timed_out(&self) {
         *self.timed_out_at.lock() = Some(Instant::now());
     }
 
     /// Returns an unused event of this context, or creates one. The context must be current.
-    pub(crate) fn take_event(&self, driver: &Driver) -> Result<usize, Code> {
+    pub(crate) fn take_event(&self, driver: &Driver) -> Result<EventHandle, Code> {
         let spare = self.spare_events.lock().pop();
         spare.map_or_else(|| driver.create_event(), Ok)
     }
 
     /// Keeps an event that nothing waits for, so that it can be reused. The event is destroyed with the context.
-    pub(crate) fn put_event(&self, event: usize) {
+    pub(crate) fn put_event(&self, event: EventHandle) {
         self.spare_events.lock().push(event);
     }
 
@@ -129,7 +129,7 @@ impl Context {
 
     /// Returns whether this may be the primary context of `device`.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
-        // Acquire: pairs with the Release in `record_created`.
+        // Acquire: pairs with the Release in `add_created`.
         !self.created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 }
@@ -142,7 +142,7 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
 /// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
-    process::record_served_process();
+    process::set_served_process();
     let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.lifetime.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
@@ -167,13 +167,13 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     })
 }
 
-/// Records the context with this handle, which the program has made.
-pub(crate) fn record_created(handle: usize) {
+/// Adds the context with this handle, which the program has created.
+pub(crate) fn add_created(handle: usize) {
     find_or_add(handle).created_by_program.store(true, Ordering::Release);
 }
 
-/// Records the context with this handle, which is the primary context of `device`.
-pub(crate) fn record_primary(handle: usize, device: c_int) {
+/// Adds the context with this handle, which is the primary context of `device`.
+pub(crate) fn add_primary(handle: usize, device: c_int) {
     // Relaxed: the number publishes no other data.
     find_or_add(handle).primary_of.store(device, Ordering::Relaxed);
 }
@@ -184,17 +184,17 @@ pub(crate) fn has_primary_of(device: c_int) -> bool {
     CONTEXTS.lock().iter().any(|context| is_of(context) && !context.lifetime.is_gone())
 }
 
-/// Records the context that is current on this thread.
-pub(crate) fn record_current() {
+/// Adds the context that is current on this thread.
+pub(crate) fn add_current() {
     if let Some(handle) = Driver::get().ok().and_then(Driver::current) {
         find_or_add(handle);
     }
 }
 
-/// Records the stream's context if it is new, and returns the context's number.
-pub(crate) fn record_context_of(stream: usize) -> Option<u64> {
+/// Adds the stream's context if it is new, and returns the context's number.
+pub(crate) fn add_context_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
-    let handle = if captures::is_default(stream) { driver.current() } else { driver.context_of(stream).ok() };
+    let handle = if captures::is_default_handle(stream) { driver.current() } else { driver.context_of(stream).ok() };
     handle.map(|handle| find_or_add(handle).number())
 }
 

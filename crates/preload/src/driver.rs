@@ -8,9 +8,10 @@ use std::sync::OnceLock;
 
 use crate::lookup;
 
-/// A result of the driver; 0 is success.
+/// A result of the driver.
 pub(crate) type Code = c_int;
 
+pub(crate) const CUDA_SUCCESS: Code = 0;
 pub(crate) const CUDA_ERROR_NOT_INITIALIZED: Code = 3;
 pub(crate) const CUDA_ERROR_INVALID_CONTEXT: Code = 201;
 pub(crate) const CUDA_ERROR_NOT_FOUND: Code = 500;
@@ -18,7 +19,13 @@ pub(crate) const CUDA_ERROR_NOT_READY: Code = 600;
 pub(crate) const CUDA_ERROR_CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 pub(crate) const CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: Code = 901;
+const CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const CUDA_ERROR_UNKNOWN: Code = 999;
+
+/// An event. The type keeps events apart from contexts, which are numbers.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct EventHandle(usize);
 
 /// Flags of `cuMemHostAlloc`.
 const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
@@ -30,6 +37,8 @@ pub(crate) const SERVED_FLAGS: c_uint = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALL
 
 /// The handle that names the legacy default stream explicitly.
 const CU_STREAM_LEGACY: usize = 1;
+/// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
+pub(crate) const CU_STREAM_PER_THREAD: usize = 2;
 const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 
@@ -64,14 +73,14 @@ functions! {
     push = c"cuCtxPushCurrent_v2" fn(usize);
     pop = c"cuCtxPopCurrent_v2" fn(*mut usize);
     device = c"cuCtxGetDevice" fn(*mut c_int);
-    record_context = c"cuCtxRecordEvent" fn(usize, usize);
+    record_context = c"cuCtxRecordEvent" fn(usize, EventHandle);
     device_count = c"cuDeviceGetCount" fn(*mut c_int);
     primary_state = c"cuDevicePrimaryCtxGetState" fn(c_int, *mut c_uint, *mut c_int);
     primary_retain = c"cuDevicePrimaryCtxRetain" fn(*mut usize, c_int);
     primary_release = c"cuDevicePrimaryCtxRelease_v2" fn(c_int);
-    event_create = c"cuEventCreate" fn(*mut usize, c_uint);
-    event_query = c"cuEventQuery" fn(usize);
-    event_wait = c"cuEventSynchronize" fn(usize);
+    event_create = c"cuEventCreate" fn(*mut EventHandle, c_uint);
+    event_query = c"cuEventQuery" fn(EventHandle);
+    event_wait = c"cuEventSynchronize" fn(EventHandle);
     stream_context = c"cuStreamGetCtx" fn(usize, *mut usize);
     is_capturing = c"cuStreamIsCapturing" fn(usize, *mut c_int);
     exchange_mode = c"cuThreadExchangeStreamCaptureMode" fn(*mut c_int);
@@ -103,7 +112,7 @@ impl Driver {
     pub(crate) fn name(&self, code: Code) -> String {
         let mut name = std::ptr::null();
         // SAFETY: a valid out-pointer.
-        if unsafe { (self.0.error_name)(code, &raw mut name) } != 0 || name.is_null() {
+        if unsafe { (self.0.error_name)(code, &raw mut name) } != CUDA_SUCCESS || name.is_null() {
             return "an unknown error".to_owned();
         }
         // SAFETY: `name` points to a text of the driver that is never freed.
@@ -139,7 +148,7 @@ impl Driver {
     pub(crate) fn has_primary(&self, device: c_int) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: two valid out-pointers.
-        unsafe { (self.0.primary_state)(device, &raw mut flags, &raw mut active) == 0 && active != 0 }
+        unsafe { (self.0.primary_state)(device, &raw mut flags, &raw mut active) == CUDA_SUCCESS && active != 0 }
     }
 
     /// Retains the primary context of the device.
@@ -171,7 +180,7 @@ impl Driver {
 
     fn exchange(&self, mut mode: c_int) -> Option<c_int> {
         // SAFETY: `mode` is a mode, which the driver reads and overwrites with the previous mode.
-        (unsafe { (self.0.exchange_mode)(&raw mut mode) } == 0).then_some(mode)
+        (unsafe { (self.0.exchange_mode)(&raw mut mode) } == CUDA_SUCCESS).then_some(mode)
     }
 
     /// Allocates pinned memory of the driver in the current context.
@@ -186,27 +195,27 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// The memory was allocated by `host_alloc` and is not freed yet, and nothing uses it any more.
+    /// `host_alloc` must have allocated the memory, and nothing may use it any more or have freed it.
     pub(crate) unsafe fn free_host(&self, block: NonNull<c_void>) -> Result<(), Code> {
         // SAFETY: the caller's promise.
         check(unsafe { (self.0.free_host)(block.as_ptr()) })
     }
 
     /// Creates an event in the current context.
-    pub(crate) fn create_event(&self) -> Result<usize, Code> {
+    pub(crate) fn create_event(&self) -> Result<EventHandle, Code> {
         // SAFETY: a valid out-pointer.
         value(|event| unsafe { (self.0.event_create)(event, CU_EVENT_DISABLE_TIMING) })
     }
 
     /// Records `event`, which belongs to `context`, after all work of that context. Fails if a stream of the context
     /// captures, and then invalidates that capture.
-    pub(crate) fn record_context_event(&self, context: usize, event: usize) -> Result<(), Code> {
+    pub(crate) fn record_context_event(&self, context: usize, event: EventHandle) -> Result<(), Code> {
         // SAFETY: both are alive (`Context::while_alive`).
         check(unsafe { (self.0.record_context)(context, event) })
     }
 
     /// Returns whether all work before the event's record has completed.
-    pub(crate) fn is_complete(&self, event: usize) -> Result<bool, Code> {
+    pub(crate) fn is_complete(&self, event: EventHandle) -> Result<bool, Code> {
         // SAFETY: the event belongs to a live context.
         match unsafe { (self.0.event_query)(event) } {
             CUDA_ERROR_NOT_READY => Ok(false),
@@ -215,14 +224,14 @@ impl Driver {
     }
 
     /// Waits for the event. Its context must be current.
-    pub(crate) fn wait_for_event(&self, event: usize) -> Result<(), Code> {
+    pub(crate) fn wait_for_event(&self, event: EventHandle) -> Result<(), Code> {
         // SAFETY: the event belongs to a live context.
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Returns whether a stream captures that is ordered with the default stream of the current context. The query does not
+    /// Returns whether a stream that is ordered with the default stream of the current context is capturing. The query does not
     /// invalidate the capture.
-    pub(crate) fn captures_with_legacy_stream(&self) -> bool {
+    pub(crate) fn is_legacy_stream_captured(&self) -> bool {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(CU_STREAM_LEGACY, &raw mut status) };
@@ -239,15 +248,16 @@ fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
 /// Returns whether a call was refused because of a capture, 900 to 906, so that it may succeed later. The other two codes about
 /// captures do not say that: 907 is an event that was recorded in a capture, 908 an end of a capture by another thread.
 pub(crate) fn is_refused_by_capture(code: Code) -> bool {
-    (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED..=906).contains(&code)
+    (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED..=CUDA_ERROR_STREAM_CAPTURE_IMPLICIT).contains(&code)
 }
 
-/// Turns a code into a result: 0 is success.
+/// Turns a code into a result.
 pub(crate) fn check(code: Code) -> Result<(), Code> {
-    if code == 0 { Ok(()) } else { Err(code) }
+    if code == CUDA_SUCCESS { Ok(()) } else { Err(code) }
 }
 
-/// Keeps a context current on this thread, with the capture mode relaxed, until it is dropped.
+/// Keeps a context current on this thread, with the capture mode relaxed, until it is dropped. Unlike the guard of the pinpool
+/// library, it pushes and pops, so that it changes no entry of the program's context stack.
 #[derive(Debug)]
 pub(crate) struct CurrentContext<'a> {
     driver: &'a Driver,

@@ -18,7 +18,9 @@ use pinpool::Error;
 use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::contexts::Context;
-use crate::driver::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, is_refused_by_capture};
+use crate::driver::{
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle, is_refused_by_capture,
+};
 use crate::{captures, process};
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -40,7 +42,7 @@ enum FenceState {
 }
 
 /// Events in contexts.
-type Events = Vec<(Arc<Context>, usize)>;
+type Events = Vec<(Arc<Context>, EventHandle)>;
 
 impl RecordedContextsFence {
     /// Creates a fence after the work of these contexts. Records its events now, unless a stream captures or the driver refuses.
@@ -59,12 +61,16 @@ impl RecordedContextsFence {
         state.sweep(self.driver)
     }
 
-    /// Waits until the work has completed. Returns `false` if no event is left to wait for: a capture kept the events from being
-    /// recorded, or another thread has just seen them complete.
+    /// Waits until the work has completed. Returns `false` if a capture kept the events from being recorded.
     pub(crate) fn wait_unless_capturing(&self) -> Result<bool, Code> {
         // First, because this records the events if an earlier attempt was refused.
         while !self.query()? {
-            let Some((context, event)) = self.state.lock().first_pending() else { return Ok(false) };
+            let first = match &*self.state.lock() {
+                FenceState::Waiting(_) => return Ok(false),
+                FenceState::Recorded(events) => events.first().cloned(),
+            };
+            // Without an event, another thread has just seen the last one complete, as the next query tells.
+            let Some((context, event)) = first else { continue };
             context
                 .while_alive(|handle| {
                     let _entered = self.driver.enter(handle)?;
@@ -76,10 +82,8 @@ impl RecordedContextsFence {
     }
 
     fn unknown(&self, code: Code) -> Error {
-        Error::device_failed(format!(
-            "the end of the work before a free is unknown: {} (code {code})",
-            self.driver.name(code)
-        ))
+        let name = self.driver.name(code);
+        Error::device_failed(format!("the end of the work before a free is unknown: {name} (code {code})"))
     }
 }
 
@@ -118,11 +122,6 @@ impl FenceState {
         }
         refused.map(|()| events.is_empty())
     }
-
-    /// Returns the first event that is not known to have completed.
-    fn first_pending(&self) -> Option<(Arc<Context>, usize)> {
-        if let Self::Recorded(events) = self { events.first().cloned() } else { None }
-    }
 }
 
 /// Records an event in each context and adds it to `events`. Returns whether all are recorded: `false` if a stream captures.
@@ -130,7 +129,7 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
     for context in contexts {
         let event = context.while_alive(|handle| {
             let _entered = driver.enter(handle)?;
-            if driver.captures_with_legacy_stream() {
+            if driver.is_legacy_stream_captured() {
                 return Ok(None);
             }
             let event = context.take_event(driver)?;

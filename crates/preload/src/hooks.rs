@@ -15,8 +15,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::buffers::{self, FreeOutcome};
-use crate::driver::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_UNKNOWN, Code};
-use crate::log::{self, Reason};
+use crate::driver::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, Code};
+use crate::log::{self, NotServed};
 use crate::{captures, context_end, contexts, lookup, process, registrations};
 
 /// The first CUDA version with unknown types.
@@ -139,29 +139,29 @@ hooks! {
     cuMemFreeHost = c"cuMemFreeHost" 2000..FIRST_UNKNOWN_VERSION Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..FIRST_UNKNOWN_VERSION Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => call_and_record(|| count_registration(bytes), || real(start, bytes, flags));
+        real => call_and_add(|| count_registration(bytes), || real(start, bytes, flags));
     cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint)
-        real => call_and_record(contexts::record_current, || real(out, flags));
+        real => call_and_add(contexts::add_current, || real(out, flags));
     cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint, priority: c_int)
-        real => call_and_record(contexts::record_current, || real(out, flags, priority));
+        real => call_and_add(contexts::add_current, || real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..FIRST_UNKNOWN_VERSION Any (stream: usize)
         real => if_served(|| real(stream), |real| captures::destroy(stream, real));
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, mode: c_int)
-        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::record_context_of(stream), real));
+        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::add_context_of(stream), real));
     cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, mode: c_int)
-        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::record_context_of(stream), real));
+        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::add_context_of(stream), real));
     cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
         real => if_served(|| real(stream, graph, nodes, data, count, mode),
-            |real| captures::begin(stream, contexts::record_context_of(stream), real));
+            |real| captures::begin(stream, contexts::add_context_of(stream), real));
     cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
         real => if_served(|| real(stream, graph, nodes, data, count, mode),
-            |real| captures::begin(stream, contexts::record_context_of(stream), real));
+            |real| captures::begin(stream, contexts::add_context_of(stream), real));
     cuStreamEndCapture = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, graph: *mut usize)
         real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
@@ -171,7 +171,7 @@ hooks! {
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, device: c_int)
-        real => call_and_record_result(out, contexts::find_or_add, || real(out, device));
+        real => call_and_add_result(out, contexts::find_or_add, || real(out, device));
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..FIRST_UNKNOWN_VERSION Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::release(device, real));
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
@@ -182,27 +182,27 @@ hooks! {
         real => if_served(|| real(device), |real| context_end::reset(device, real));
     cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..FIRST_UNKNOWN_VERSION Any
         (context: usize)
-        real => call_and_record_context(context, || real(context));
+        real => call_and_add_context(context, || real(context));
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..FIRST_UNKNOWN_VERSION Any
         (context: usize)
-        real => call_and_record_context(context, || real(context));
+        real => call_and_add_context(context, || real(context));
     // All forms take the out-pointer first and at most five integer or pointer arguments in all, which are passed in registers;
     // the driver ignores the registers that its form does not use.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
+        real => call_and_add_result(out, contexts::add_created, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
+        real => call_and_add_result(out, contexts::add_created, || real(out, a, b, c, d));
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_and_record_result(out, contexts::record_created, || real(out, a, b, c, d));
+        real => call_and_add_result(out, contexts::add_created, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
         real => if_served(|| real(context), |real| context_end::destroy(context, real));
     // No event covers the work of a green context that is never current, and its handle is known only after this call.
     cuGreenCtxCreate = c"cuGreenCtxCreate" 12040..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, resources: usize, device: c_int, flags: c_uint)
-        real => call_and_record(|| process::stop(process::GREEN_CONTEXT), || real(out, resources, device, flags));
+        real => call_and_add(|| process::stop(process::GREEN_CONTEXT), || real(out, resources, device, flags));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
@@ -219,7 +219,7 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
         Ok(start) => {
             // SAFETY: preload-I1: the program's out-pointer.
             unsafe { out.write(start) };
-            0
+            CUDA_SUCCESS
         }
         Err(reason) => {
             log::passed_through(&reason);
@@ -231,36 +231,35 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
 fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code {
     /// An address that no driver returns. Passing it to the driver makes the driver report a free of unknown memory.
     static NEVER_ALLOCATED: [u8; 64] = [0; 64];
-    context_end::record_primary_contexts();
-    match buffers::free(start) {
-        FreeOutcome::Done => 0,
+    match buffers::free(start, context_end::add_primary_contexts) {
+        FreeOutcome::Done => CUDA_SUCCESS,
         FreeOutcome::Failed(code) => code,
         FreeOutcome::InsidePoolMemory => real((&raw const NEVER_ALLOCATED).cast_mut().cast()),
         FreeOutcome::NotPoolMemory => real(start),
     }
 }
 
-/// Counts memory that the program registers. Records the current context too.
+/// Counts memory that the program registers. Adds the current context too.
 fn count_registration(bytes: usize) {
-    contexts::record_current();
-    process::record_served_process();
+    contexts::add_current();
+    process::set_served_process();
     registrations::count(bytes);
 }
 
-fn call_and_record_context(context: usize, real: impl FnOnce() -> Code) -> Code {
-    call_and_record(|| drop((context != 0).then(|| contexts::find_or_add(context))), real)
+fn call_and_add_context(context: usize, real: impl FnOnce() -> Code) -> Code {
+    call_and_add(|| (context != 0).then(|| contexts::find_or_add(context)), real)
 }
 
-fn call_and_record_result<R>(out: *mut usize, record: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
+fn call_and_add_result<R>(out: *mut usize, add: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
     // SAFETY: preload-I1: the driver wrote the handle there.
-    call_and_record(|| drop(NonNull::new(out).map(|out| record(unsafe { out.read() }))), real)
+    call_and_add(|| NonNull::new(out).map(|out| add(unsafe { out.read() })), real)
 }
 
-/// Calls the driver's function `real`, and then `record` if it succeeded and the process may be served.
-fn call_and_record(record: impl FnOnce(), real: impl FnOnce() -> Code) -> Code {
+/// Calls the driver's function `real`, and then `add` if it succeeded and the process may be served.
+fn call_and_add<R>(add: impl FnOnce() -> R, real: impl FnOnce() -> Code) -> Code {
     let code = real();
-    if code == 0 && process::may_be_served() {
-        record();
+    if code == CUDA_SUCCESS && process::may_be_served() {
+        drop(add());
     }
     code
 }
@@ -272,7 +271,7 @@ fn if_served<R: Fn() -> Code>(real: R, hook: impl FnOnce(R) -> Code) -> Code {
 
 /// Replaces the function that the driver returned for `name` by the hook for it, if there is one.
 fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) -> Code {
-    let (Some(out), false) = (NonNull::new(out).filter(|_| code == 0), name.is_null()) else { return code };
+    let (Some(out), false) = (NonNull::new(out).filter(|_| code == CUDA_SUCCESS), name.is_null()) else { return code };
     // SAFETY: preload-I1: a name that ends in 0.
     let name = unsafe { CStr::from_ptr(name) };
     // SAFETY: preload-I1: the driver wrote an address there.
@@ -287,12 +286,12 @@ fn proc_address(code: Code, name: *const c_char, out: *mut *mut c_void, version:
             && (hook.default_stream == DefaultStream::Any || hook.default_stream == default_stream)
     };
     if let Some(hook) = of_name().find(fits) {
-        lookup::record_driver(found);
+        lookup::set_driver_function(found);
         hook.learn(found);
         // SAFETY: as above.
         unsafe { out.write((hook.address)()) };
     } else if version >= FIRST_UNKNOWN_VERSION {
-        log::passed_through(&Reason::Version(version));
+        log::passed_through(&NotServed::Version(version));
     }
     code
 }

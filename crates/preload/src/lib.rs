@@ -14,7 +14,7 @@
 //!            fence: an event after all work of each recorded context ──▶ the pool reuses the memory once it has completed
 //! ```
 //!
-//! | module | owns |
+//! | module | contains |
 //! | --- | --- |
 //! | `symbols` | how programs find the functions of `hooks` |
 //! | `hooks` | the functions that replace the driver's functions, one table |
@@ -29,6 +29,7 @@
 //! | `lookup` | how the driver's functions are found |
 //! | `lifetime`, `driver_blocks`, `process` | whether a context exists; the driver's blocks of the pools; whether the process is served |
 //! | `log` | the log lines |
+//! | `settings` | the variables of this library |
 //!
 //! Imports point down in this table.
 //!
@@ -60,5 +61,6 @@ mod log;
 mod lookup;
 mod process;
 mod registrations;
+mod settings;
 mod source;
 mod symbols;

@@ -8,26 +8,21 @@ use std::fs::File;
 use std::io::Write;
 use std::mem::{self, Discriminant};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fmt, process};
 
 use env_logger::{Builder, Target};
 use log::{LevelFilter, info, warn};
 use pinpool::Pool;
 
+use crate::settings::{self, LOG_VARIABLE};
 use pinpool_os::sync::unmodeled::Mutex;
 
-/// The log file; stderr if it is not set.
-const LOG_VARIABLE: &str = "PINPOOL_PRELOAD_LOG";
-/// Switch: log the statistics of each pool when its context or the process ends.
-pub(crate) const STATS_VARIABLE: &str = "PINPOOL_PRELOAD_STATS";
 /// The log target of the statistics, which are shown at any level.
 const STATS_TARGET: &str = "pinpool_preload::statistics";
-static LOGS_STATISTICS: AtomicBool = AtomicBool::new(false);
 
 /// The reason that memory was not served.
 #[derive(Debug, Clone)]
-pub(crate) enum Reason {
+pub(crate) enum NotServed {
     Forked,
     WriteCombined,
     Flags(u32),
@@ -42,15 +37,13 @@ pub(crate) enum Reason {
     Refused(String),
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for NotServed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WriteCombined => f.write_str("write-combined memory, which pools do not have"),
             Self::Flags(flags) => write!(f, "flags {flags:#x}, which pinpool does not know"),
             Self::Forked | Self::NoContext | Self::NoPool | Self::Stopped => Ok(()), // `passed_through` does not log these.
-            Self::Full(bytes) => {
-                write!(f, "{bytes} bytes do not fit within the limit; raise PINPOOL_MAX_BYTES")
-            }
+            Self::Full(bytes) => write!(f, "{bytes} bytes do not fit within the limit; raise PINPOOL_MAX_BYTES"),
             Self::Version(version) => {
                 write!(f, "the program asks for functions of CUDA {}, which this build does not know", version / 1000)
             }
@@ -60,11 +53,11 @@ impl fmt::Display for Reason {
 }
 
 /// Logs that memory comes from the driver itself, once for each reason.
-pub(crate) fn passed_through(reason: &Reason) {
-    static LOGGED_REASONS: Mutex<Vec<Discriminant<Reason>>> = Mutex::new(Vec::new());
+pub(crate) fn passed_through(reason: &NotServed) {
+    static LOGGED_REASONS: Mutex<Vec<Discriminant<NotServed>>> = Mutex::new(Vec::new());
     // `NoPool` and `Stopped` are logged elsewhere, and the driver refuses a call without a context. A forked child does not
     // log, since a thread of its parent may have held a lock.
-    if matches!(reason, Reason::NoPool | Reason::Stopped | Reason::NoContext | Reason::Forked) {
+    if matches!(reason, NotServed::NoPool | NotServed::Stopped | NotServed::NoContext | NotServed::Forked) {
         return;
     }
     init();
@@ -122,9 +115,8 @@ pub(crate) fn init() {
             let level = record.level().as_str().chars().next().unwrap_or('?');
             writeln!(out, "pinpool[{}] {level}: {}", process::id(), record.args())
         });
-        if is_on(STATS_VARIABLE) {
+        if *settings::LOGS_STATISTICS {
             builder.filter_module(STATS_TARGET, LevelFilter::Info);
-            LOGS_STATISTICS.store(true, Ordering::Relaxed);
         }
         builder.target(file.map_or(Target::Stderr, |file| Target::Pipe(Box::new(file))));
         // This library has its own copy of `log`, so there is no other logger.
@@ -135,15 +127,9 @@ pub(crate) fn init() {
     });
 }
 
-/// Returns whether a switch is on: its variable is set, and not to a value that means off.
-pub(crate) fn is_on(variable: &str) -> bool {
-    env::var(variable).is_ok_and(|value| !["", "0", "no", "off", "false"].contains(&&*value.trim().to_lowercase()))
-}
-
-/// Logs the statistics of a pool, if the switch [`STATS_VARIABLE`] is on.
+/// Logs the statistics of a pool, if that is set.
 pub(crate) fn statistics(pool: &Pool) {
-    // Relaxed: the flag guards no other memory. The variable is not read again, since the program may change it.
-    if LOGS_STATISTICS.load(Ordering::Relaxed) {
+    if *settings::LOGS_STATISTICS {
         info!(target: STATS_TARGET, "{}", pool.stats());
     }
 }

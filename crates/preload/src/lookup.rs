@@ -65,8 +65,8 @@ fn loaded_driver() -> Option<NonNull<c_void>> {
     of_seen.and_then(|library| open_loaded(library.dli_fname)).or_else(by_name)
 }
 
-/// Records a driver function that the program has received.
-pub(crate) fn record_driver(function: NonNull<c_void>) {
+/// Stores a driver function that the program has received.
+pub(crate) fn set_driver_function(function: NonNull<c_void>) {
     // Relaxed: the function existed before its address is stored.
     DRIVER_FUNCTION.store(function.as_ptr(), Ordering::Relaxed);
 }

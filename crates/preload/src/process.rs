@@ -1,5 +1,5 @@
 //! Whether the process is served. A forked child of a process that recorded a context is not, since pins, contexts and threads are
-//! not inherited, nor is a process in which no event can cover all work.
+//! not inherited. A process in which no event can cover all work is not served either.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -40,7 +40,7 @@ pub(crate) fn is_served_process() -> bool {
 }
 
 /// Records that this process is about to use contexts. Called only if the process may be served.
-pub(crate) fn record_served_process() {
+pub(crate) fn set_served_process() {
     // Registers the handler that counts forks.
     ForkGeneration::now();
     SERVED_PROCESS.store(this_process(), Ordering::Relaxed);

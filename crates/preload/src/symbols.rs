@@ -20,7 +20,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
 
 use crate::hooks;
-use crate::lookup::{image_of, is_own, look_up, open_loaded, real_dlsym, real_function, record_driver};
+use crate::lookup::{image_of, is_own, look_up, open_loaded, real_dlsym, real_function, set_driver_function};
 
 /// How `dlsym` continues: it returns `answer`, or jumps to `jump` if that is not 0.
 #[repr(C)]
@@ -53,7 +53,7 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
     match found {
         Some(found) if !is_own(found.as_ptr()) => {
             hook.learn(found);
-            record_driver(found);
+            set_driver_function(found);
             Decision::answer(hook.function())
         }
         None if !is_default => Decision::answer(None),

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-/// The times of calls depend on their bytes if the bytes explain at least this part of the variance of the times.
-const FOLLOWS: f64 = 0.25;
+/// Call times count as dependent on the bytes if the bytes explain at least this share of their variance.
+const MIN_EXPLAINED_VARIANCE: f64 = 0.25;
 
 /// A recorded driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,13 +24,13 @@ pub struct CallCost {
 }
 
 impl CallCost {
-    /// The assumed cost of pinning: 0.1 ms a call and 2.5 GB/s, as `cuMemHostAlloc` on an H200.
+    /// The assumed cost of pinning: 0.1 ms per call and 2.5 GB/s, as for `cuMemHostAlloc` on an H200.
     pub const ASSUMED_PIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.4 };
     /// The assumed cost of unpinning.
     pub const ASSUMED_UNPIN: Self = Self { call_ns: 100_000.0, byte_ns: 0.1 };
 
-    /// Returns the least-squares line through `calls`, with neither part below 0, or `None` without calls. By this line, the
-    /// recorded calls together cost the time that they took.
+    /// Returns the least-squares line through `calls`, with neither part below 0, or `None` without calls. The costs on this
+    /// line add up to the recorded time of all calls.
     ///
     /// Calls of one size do not separate the cost of a call from the cost of its bytes, so `assumed` is scaled to their mean.
     /// Times that barely depend on the bytes, as on a busy machine, do not separate them either. A byte then costs at least
@@ -52,7 +52,7 @@ impl CallCost {
         });
         let (squares, products, spread) = sums.fold((0.0, 0.0, 0.0), |(a, b, c), (x, y, z)| (a + x, b + y, c + z));
         let slope = products / squares.max(1.0);
-        let follows = products > 0.0 && products * products >= squares * spread * FOLLOWS;
+        let follows = products > 0.0 && products * products >= squares * spread * MIN_EXPLAINED_VARIANCE;
         let fastest = calls.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64).fold(f64::MAX, f64::min);
         let slope = if follows { slope } else { slope.max(fastest) };
         // A steeper line would cross 0. Since `call_ns` is cut off at 0, the calls together would then cost more than they took.
@@ -66,7 +66,7 @@ impl CallCost {
         sizes().min().zip(sizes().max()).is_none_or(|(least, most)| most - least <= least / 8)
     }
 
-    /// Returns the seconds that `calls` calls over `bytes` bytes take in all.
+    /// Returns the total seconds of `calls` calls over `bytes` bytes.
     pub fn seconds(&self, calls: u64, bytes: u64) -> f64 {
         (self.call_ns * calls as f64 + self.byte_ns * bytes as f64) / 1e9
     }
@@ -88,7 +88,7 @@ mod tests {
         assert!((line.seconds(2, 50) - 200e-9).abs() < 1e-15);
         let through = fitted(&[call(10, 0), call(20, 30)]).unwrap();
         assert!(through.call_ns == 0.0 && (through.seconds(2, 30) - 30e-9).abs() < 1e-15, "{through:?}");
-        // Times that barely depend on the bytes: by the fit, the calls cost no more than they took.
+        // The times barely depend on the bytes. The fitted costs add up to the recorded time.
         let loose = fitted(&[call(10, 1), call(11, 90), call(12, 30), call(13, 90)]).unwrap();
         assert!((loose.seconds(4, 46) - 211e-9).abs() < 1e-15, "{loose:?}");
         assert_eq!(fitted(&[]), None);
@@ -112,7 +112,7 @@ mod tests {
         for calls in [&[call(bytes, 30_000_000), call(bytes, 50_000_000)][..], &[call(bytes, 40_000_000)]] {
             let cost = CallCost::fitted(calls, CallCost::ASSUMED_PIN).unwrap();
             assert!((cost.seconds(1, bytes) - 0.040).abs() < 1e-9, "{cost:?}");
-            // The ratio of the two parts is the assumed one, so a call of a ninth of the bytes takes about a ninth.
+            // The two parts keep their assumed ratio, so a call for a ninth of the bytes takes about a ninth of the time.
             let ninth = cost.seconds(1, bytes / 9);
             assert!((0.040 / 9.5..0.040 / 8.5).contains(&ninth), "{ninth}");
             assert!((cost.byte_ns / cost.call_ns - 0.4 / 100_000.0).abs() < 1e-12, "{cost:?}");

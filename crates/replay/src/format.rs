@@ -1,4 +1,4 @@
-//! The text format of traces: one item a line, fields separated by one space, numbers decimal.
+//! The text format of traces: one item per line, fields separated by one space, decimal numbers.
 //!
 //! [`Trace`] contains the records of one thread, as a recording does, and each line is checked.
 //!

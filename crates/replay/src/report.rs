@@ -11,7 +11,7 @@ use super::cost::CallCost;
 use super::sim::SourceKind;
 use super::workload::Workload;
 
-/// A replay under the recorded settings is doubtful if it ends earlier or later than the recording by more than one part in this many.
+/// A replay under the recorded settings is doubtful if it ends more than 1/5 of the recorded time earlier or later.
 const DOUBTFUL_PART: u64 = 5;
 
 /// The cost of a workload; fields in the order in which they are printed.

@@ -185,7 +185,7 @@ pub struct CallSums {
 #[derive(Debug, Default)]
 pub struct Calls {
     pub(super) moved_bytes: u64,
-    /// Time of all calls of the remaps, including the later unmapping.
+    /// Time of all remap calls, including the later unmapping.
     pub(super) moving_ns: u64,
     /// Time of the calls that the requesting thread waits for.
     pub(super) waited_ns: u64,

@@ -88,7 +88,7 @@ struct Buffer {
     /// The thread that requested the buffer, and the time at which it received the buffer.
     got: (u32, u64),
     /// Time at which that thread began its next step.
-    left_ns: Option<u64>,
+    passed_ns: Option<u64>,
     /// Time at which another thread returned the buffer.
     taken_ns: Option<u64>,
 }
@@ -131,7 +131,7 @@ impl Threads {
                 let (name, bytes) = (self.buffers.len(), bytes.min(u64::MAX - self.held_bytes));
                 self.held_bytes += bytes;
                 self.held.insert(key, (name, None));
-                self.buffers.push(Buffer { bytes, got: (thread, time_ns), left_ns: None, taken_ns: None });
+                self.buffers.push(Buffer { bytes, got: (thread, time_ns), passed_ns: None, taken_ns: None });
                 self.push(line, record, began_ns, Op::Get { name, bytes });
                 return true;
             }
@@ -184,7 +184,7 @@ impl Threads {
         let (last_got, calls_ns) = (thread.last_got.take(), mem::take(&mut thread.called_ns));
         let mut gap_ns = began_ns.saturating_sub(before_ns);
         let queued_ns = last_got.map_or(0, |name| {
-            self.buffers[name].left_ns = Some(began_ns);
+            self.buffers[name].passed_ns = Some(began_ns);
             let taken_ns = self.buffers[name].taken_ns;
             taken_ns.map_or(0, |taken_ns| self.waited_between(before_ns.max(taken_ns), began_ns))
         });
@@ -238,21 +238,21 @@ impl Threads {
 
 /// Sets the own time of a thread before each return of another thread's buffer, and the time since the request.
 fn follow_requests(steps: &mut [Step], buffers: &[Buffer]) {
-    let left_ns = |step: &Step| buffers[step.follows?.0].left_ns;
+    let passed_ns = |step: &Step| buffers[step.follows?.0].passed_ns;
     // The thread was busy if the buffer was handed over before its last step.
-    let busy_ns = |step: &Step| left_ns(step).filter(|&left_ns| left_ns <= step.at_ns - step.gap_ns);
+    let busy_ns = |step: &Step| passed_ns(step).filter(|&passed_ns| passed_ns <= step.at_ns - step.gap_ns);
     let returns = || steps.iter().filter(|step| step.is_foreign_return());
     let own_ns = median(returns().filter(|step| busy_ns(step).is_some()).map(|step| step.gap_ns));
     let idle = returns().filter(|step| busy_ns(step).is_none());
-    let held_ns = median(idle.filter_map(|step| step.at_ns.checked_sub(left_ns(step)?)));
+    let held_ns = median(idle.filter_map(|step| step.at_ns.checked_sub(passed_ns(step)?)));
     let pause_ns = held_ns.max(own_ns).saturating_mul(PAUSE_FACTOR);
     for step in steps.iter_mut().filter(|step| step.is_foreign_return()) {
         let Some((name, _)) = step.follows else { continue };
         let got_ns = buffers[name].got.1;
-        let is_pause = |&left_ns: &u64| pause_ns > 0 && step.at_ns.saturating_sub(left_ns) > pause_ns;
+        let is_pause = |&passed_ns: &u64| pause_ns > 0 && step.at_ns.saturating_sub(passed_ns) > pause_ns;
         let mut after_ns = step.at_ns.saturating_sub(got_ns);
-        match busy_ns(step).or_else(|| left_ns(step).filter(is_pause)) {
-            Some(left_ns) => after_ns = after_ns.min(left_ns.saturating_sub(got_ns) + held_ns),
+        match busy_ns(step).or_else(|| passed_ns(step).filter(is_pause)) {
+            Some(passed_ns) => after_ns = after_ns.min(passed_ns.saturating_sub(got_ns) + held_ns),
             None => step.gap_ns = step.gap_ns.min(own_ns),
         }
         step.follows = Some((name, after_ns));

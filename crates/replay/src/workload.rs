@@ -1,7 +1,7 @@
 //! A complete trace, read and checked once, which can be replayed under many settings.
 //!
-//! Owns what does not depend on a pool: the steps of each thread, the number of requests, and the peak of the requested bytes. A
-//! trace of requests is read as a recording of one thread. Several pools are replayed as one.
+//! Contains everything that does not depend on a pool: the steps of each thread, the number of requests, and the peak of the
+//! requested bytes. A trace of requests is read as a recording of one thread. Several pools are replayed as one pool.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -72,7 +72,7 @@ impl Error {
         matches!(*self.0, ErrorKind::Peer(_))
     }
 
-    /// Returns whether the kernel or the driver refused, or the shared memory is invalid.
+    /// Returns whether the kernel or the driver refused a call, or the shared memory is invalid.
     pub fn is_backend(&self) -> bool {
         matches!(*self.0, ErrorKind::Shared(_)) || self.pool_error().is_some_and(pinpool::Error::is_backend)
     }

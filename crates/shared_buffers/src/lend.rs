@@ -70,7 +70,7 @@ impl Lender {
         let bytes = NonNull::slice_from_raw_parts(self.memory().at(offset), len);
         let release = move || (parts.returned)(parts.memory.owner(), offset);
         // SAFETY: pages of a file are initialized, and nothing but the caller uses these until `returned` (lend-I1). They are
-        // mapped and pinned as long as `parts`, which the call of `on_release` drops.
+        // mapped and pinned as long as `parts`, which the `on_release` call drops.
         Ok(unsafe { self.pool.adopt(bytes, self.pinned_by(), release) }?)
     }
 }

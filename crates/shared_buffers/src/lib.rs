@@ -26,7 +26,7 @@
 //!
 //! let buf = shared.receive(&ticket)?; // a `PinnedBuf`: copy it, drop it
 //! assert_eq!(*buf.wait_slice()?, b"bytes");
-//! assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "once");
+//! assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "a ticket is valid once");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

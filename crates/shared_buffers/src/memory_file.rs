@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The file uses hugetlb pages if enough of them are reserved, otherwise huge pages if the kernel has some. Its length cannot
-//! change once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is freed with the last process
-//! that maps it or has a descriptor of it.
+//! change once it is sealed, so an access to the mapping cannot fail later (`SIGBUS`). The memory is freed with the last
+//! process that maps the file or has it open.
 //!
 //! - **memory-file-I1**: from its creation until its drop, `len` bytes at `start` are mapped, readable and writable, at a fixed
 //!   address. Other processes may write to them at any time, so references are created only to atomics, or to bytes that the
@@ -216,5 +216,5 @@ impl Drop for SharedMemory {
 ///
 /// # Safety
 ///
-/// The type consists of atomics and has C layout.
+/// The type must consist of atomics and have C layout.
 pub(crate) unsafe trait Shared {}

@@ -148,7 +148,7 @@ mod tests {
         assert!(word.step(word.read().unwrap(), Usage::Free));
         let again = word.take(3).unwrap();
         assert_eq!(again.generation, filling.generation + 1);
-        assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Held), "of an earlier use");
+        assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Held), "states of an earlier use");
         assert_eq!(BufferState { usage: Usage::Free, generation: GENERATION_MAX }.taken_by(1).generation, 1);
     }
 
@@ -156,12 +156,12 @@ mod tests {
     fn what_a_dead_worker_was_filling_is_freed_once_and_nothing_else() {
         let word = StateWord::new();
         let dead = word.take(3).unwrap();
-        assert!(!word.recover(dead, 4), "of another slot");
+        assert!(!word.recover(dead, 4), "a worker in another slot");
         assert!(word.recover(dead, 3) && !word.recover(dead, 3));
         let alive = word.take(3).unwrap();
         assert!(!word.recover(dead, 3), "the slot has a worker again");
         assert!(word.step(alive, Usage::Sent(3)));
-        assert!(!word.recover(word.read().unwrap(), 3), "what was sent stays");
+        assert!(!word.recover(word.read().unwrap(), 3), "a sent buffer is not freed");
     }
 }
 

@@ -25,7 +25,7 @@ impl Ticket {
         self.index as usize
     }
 
-    /// Returns the number of the use of that buffer: a ticket of an earlier use is refused.
+    /// Returns the generation of the buffer, which increases with each use. A ticket of an earlier use is refused.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -40,7 +40,7 @@ impl Ticket {
         self.len == 0
     }
 
-    /// Returns the number that the worker sent with it.
+    /// Returns the number that the worker sent with the buffer.
     pub fn number(&self) -> u64 {
         self.number
     }

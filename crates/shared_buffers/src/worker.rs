@@ -299,8 +299,8 @@ impl SharedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
-    /// Sends the buffer to the trainer, with `number`. The ticket identifies the buffer; the trainer finds it also without the
-    /// ticket, and if this process dies.
+    /// Sends the buffer to the trainer, with `number`. The ticket identifies the buffer. The trainer can also find the buffer
+    /// without the ticket, even if this process dies.
     ///
     /// # Errors
     ///

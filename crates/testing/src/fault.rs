@@ -38,17 +38,17 @@ pub struct FaultSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SourceCall {
-    /// An acquire or a commit.
+    /// Acquires a region, or commits granules.
     Acquire = 0,
-    /// A release or a decommit.
+    /// Releases a region, or decommits granules.
     Release = 1,
-    /// A remap.
+    /// Remaps granules.
     Remap = 2,
-    /// A reservation of an address range.
+    /// Reserves an address range.
     Reserve = 3,
-    /// The end of a reservation.
+    /// Ends a reservation.
     Unreserve = 4,
-    /// The query whether a device reset has ended the memory, which the maintenance thread makes.
+    /// Queries whether a device reset has ended the memory. The maintenance thread makes this call.
     DeviceLost = 5,
 }
 
@@ -110,7 +110,7 @@ impl FaultSource {
         self.script.with(call, |plan| plan.calls)
     }
 
-    /// Returns the number of threads that the last `acquire_fast` could use.
+    /// Returns the number of threads that the last `acquire_bulk` could use.
     pub fn pin_threads(&self) -> usize {
         self.pin_threads.load(Ordering::Relaxed)
     }
@@ -172,8 +172,8 @@ impl Drop for CallGate {
     }
 }
 
-// SAFETY: every region comes from the wrapped source and returns to it; a release that fails by script leaves the memory as
-// it is (source-C1).
+// SAFETY: every region comes from the wrapped source and returns to it; a scripted release failure leaves the memory
+// unchanged (source-C1).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl Source for FaultSource {
     fn name(&self) -> &'static str {
@@ -195,7 +195,7 @@ unsafe impl Source for FaultSource {
 
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         self.script.enter(SourceCall::Release)?;
-        // SAFETY: the caller's promise, forwarded: all regions of this source come from the wrapped one.
+        // SAFETY: the caller's promise, forwarded: all regions of this source come from the wrapped source.
         unsafe { self.inner.release(region) }
     }
 
@@ -214,8 +214,8 @@ unsafe impl Source for FaultSource {
 
 #[deny(clippy::missing_trait_methods)]
 impl BuiltInSource for FaultSource {
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        self.inner.held_bytes_fast(len_bytes)
+    fn held_bytes_in_bulk(&self, len_bytes: usize) -> usize {
+        self.inner.held_bytes_in_bulk(len_bytes)
     }
 
     fn acquire_until(&self, len_bytes: usize, until: Instant) -> Result<Region, SourceError> {
@@ -224,10 +224,10 @@ impl BuiltInSource for FaultSource {
         self.inner.acquire_until(len_bytes, until)
     }
 
-    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         self.pin_threads.store(threads, Ordering::Relaxed);
         self.script.enter(SourceCall::Acquire)?;
-        self.inner.acquire_fast(len_bytes, threads, progress)
+        self.inner.acquire_bulk(len_bytes, threads, progress)
     }
 
     fn reserve_slice_bytes(&self) -> Option<u64> {
@@ -266,7 +266,7 @@ unsafe impl VirtualMemory for FaultSource {
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
         self.script.enter(SourceCall::Acquire)?;
-        // SAFETY: the caller's promise, forwarded: all ranges of this source come from the wrapped one.
+        // SAFETY: the caller's promise, forwarded: all ranges of this source come from the wrapped source.
         unsafe { self.inner_memory()?.commit(range, offset, bytes) }
     }
 

@@ -4,16 +4,16 @@
 //! until it is dropped.
 //! [`PinnedBuf`](pinpool::PinnedBuf) has an example.
 //!
-//! **sink-I1**: a reference to the bytes of a [`SinkMemory`] exists only while no copy into them is queued or running. Copies of
-//! one memory wait for earlier copies on other streams, and [`SinkMemory::read`] waits for all; a new copy into the memory needs
-//! `&mut`, which ends the borrow of `read`.
+//! **sink-I1**: a reference to the bytes of a [`SinkMemory`] exists only while no copy into them is queued or running. Copies
+//! from and to one memory wait for earlier copies on other streams, and [`SinkMemory::read`] waits for all. A new copy into the
+//! memory needs `&mut`, which ends the borrow of `read`.
 #![allow(unsafe_code)] // Copies through raw pointers on another thread, as a device would.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use pinpool::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued, Fence, StreamId};
+use pinpool::copy::{CopySource, CopyStream, CopyTarget, EnqueueError, Enqueued, Fence, StreamId};
 use pinpool::{Error, Result};
 use pinpool_os::fork::ForkGeneration;
 use pinpool_os::sync::unmodeled::{AtomicU64, Condvar, Mutex, Ordering};
@@ -21,7 +21,7 @@ use pinpool_os::threads;
 
 /// An in-order queue of copies, run by a dedicated thread.
 ///
-/// Dropping it lets the copies that are queued run to their end and returns immediately.
+/// Dropping it returns immediately. The queued copies still run.
 #[derive(Debug)]
 pub struct SinkStream {
     queue: Sender<QueuedCopy>,
@@ -63,7 +63,7 @@ struct HostAddress(*mut u8);
 // on any thread.
 unsafe impl Send for HostAddress {}
 
-/// Memory of the sink: written by workers while copies run, read by its owner only when none does.
+/// Memory of the sink. Workers write to it while copies run, and its owner reads it only when no copy runs.
 #[derive(Debug)]
 struct DeviceBytes(UnsafeCell<Box<[u8]>>);
 
@@ -252,12 +252,12 @@ impl SinkMemory {
 
     /// Enqueues a copy that runs after the copies of other streams from and to this memory.
     fn enqueue_in_order(&self, stream: &SinkStream, run: impl FnOnce() + Send + 'static) -> Enqueued {
-        stream.progress.check_process().map_err(CopyFailure::Refused)?;
+        stream.progress.check_process().map_err(EnqueueError::Refused)?;
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
-        let is_elsewhere = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
-        let earlier = copies.iter().filter(is_elsewhere).cloned().collect();
-        let fence = stream.enqueue(run, earlier).map_err(CopyFailure::Refused)?;
+        let is_in_other_namespace = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
+        let earlier = copies.iter().filter(is_in_other_namespace).cloned().collect();
+        let fence = stream.enqueue(run, earlier).map_err(EnqueueError::Refused)?;
         copies.push(fence.clone());
         Ok(fence)
     }
@@ -281,8 +281,8 @@ unsafe impl CopyTarget<SinkStream> for SinkMemory {
         let (source, target) = (HostAddress(source.cast_mut()), self.bytes.clone());
         self.enqueue_in_order(stream, move || {
             let (HostAddress(source), DeviceBytes(target)) = (source, &*target);
-            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is complete, and no other worker touches
-            // them: earlier copies were waited for, later ones wait for this one.
+            // SAFETY: sink-I1: no reference to the bytes exists until this copy's fence is complete, and no other worker
+            // touches them: earlier copies have ended, and later copies wait for this copy.
             let bytes = unsafe { &mut *target.get() };
             // SAFETY: the caller's promise: the source stays readable and unchanged until the fence.
             let source = unsafe { std::slice::from_raw_parts(source.cast_const(), len) };
@@ -301,7 +301,7 @@ unsafe impl CopySource<SinkStream> for SinkMemory {
         let (source, target) = (self.bytes.clone(), HostAddress(target));
         self.enqueue_in_order(stream, move || {
             let (DeviceBytes(source), HostAddress(target)) = (&*source, target);
-            // SAFETY: sink-I1: no worker writes to the bytes: earlier copies were waited for, later ones wait for this one.
+            // SAFETY: sink-I1: no worker writes to the bytes: earlier copies have ended, and later copies wait for this copy.
             let bytes = unsafe { &*source.get() };
             // SAFETY: the caller's promise: nothing else touches the target until the fence.
             let target = unsafe { std::slice::from_raw_parts_mut(target, len) };

@@ -10,8 +10,8 @@ const LENGTHS: &[usize] =
     if cfg!(miri) { &[1, 4095, 4096, 4097] } else { &[1, 2, 4095, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1] };
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 20 };
 
-/// Checks what a test can see of the contract of [`Source`]: aligned, initialized and disjoint memory, unique ids, `held_bytes`
-/// that never falls, and threads; also of the virtual memory of a backend of pinpool.
+/// Checks the testable rules of the contract of [`Source`]: aligned, initialized and disjoint memory, unique IDs, `held_bytes`
+/// that never falls, and concurrent threads. Also checks virtual memory, if the source has it.
 ///
 /// The source must be able to provide 8 MiB, and 16 granules of virtual memory.
 ///
@@ -100,7 +100,7 @@ fn fast_regions_keep_the_contract_and_report_progress(source: &dyn Source) {
     const LEN: usize = if cfg!(miri) { 5 * PAGE_BYTES + 1 } else { (1 << 20) + 1 };
     for threads in [1, 4] {
         let reported = std::cell::RefCell::new(Vec::new());
-        let mut region = source.acquire_fast(LEN, threads, &|bytes| reported.borrow_mut().push(bytes)).unwrap();
+        let mut region = source.acquire_bulk(LEN, threads, &|bytes| reported.borrow_mut().push(bytes)).unwrap();
         let reported = reported.into_inner();
         assert!(reported.is_sorted_by(|before, after| before < after) && reported.last() == Some(&LEN), "{reported:?}");
         assert!(region.start().as_ptr().addr().is_multiple_of(PAGE_BYTES), "source-C3: {region:?}");

@@ -1,13 +1,13 @@
 //! Copies a batch from a pinned buffer to a candle tensor.
 //!
-//! On a GPU the copy is the pool's own, on candle's stream: the call returns immediately, the buffer returns to the pool when the
-//! copy ends, and work that candle enqueues next on that stream sees the values, without any synchronization. candle and pinpool use
+//! On a GPU, the pool copies on candle's stream. The call returns immediately, the buffer returns to the pool when the copy
+//! ends, and work that candle enqueues later on that stream sees the values without any synchronization. candle and pinpool use
 //! the same version of cudarc; otherwise `pinpool::copy::cuda::RawStream` takes the handle of the stream.
 
 use candle_core::{Device, Result, Tensor};
 use pinpool::{PinnedBuf, Pool};
 
-/// A tensor of the contents of `batch`, with `rows` rows.
+/// Returns a tensor with the contents of `batch` and `rows` rows.
 #[cfg(feature = "cuda")]
 fn on_gpu(batch: PinnedBuf, rows: usize, device: &Device) -> Result<Tensor> {
     use candle_core::op::BackpropOp;
@@ -21,7 +21,7 @@ fn on_gpu(batch: PinnedBuf, rows: usize, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_storage(storage, (rows, values / rows), BackpropOp::none(), false))
 }
 
-/// A build of candle without CUDA has no GPU to copy to.
+/// Without CUDA, candle has no GPU to copy to.
 #[cfg(not(feature = "cuda"))]
 fn on_gpu(_: PinnedBuf, _: usize, _: &Device) -> Result<Tensor> {
     candle_core::bail!("built without the feature cuda")

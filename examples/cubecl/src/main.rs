@@ -50,7 +50,7 @@ fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
     Ok(client.read_one(tensor)?)
 }
 
-/// A build of CubeCL without a runtime has no device.
+/// Without a runtime, CubeCL has no device.
 #[cfg(not(feature = "cuda"))]
 fn through_device(batch: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
     Ok(batch)

@@ -35,6 +35,7 @@ from ._packed import PackedBatch
 from ._pinpool import Buffer, SharedBuffer
 from ._pinpool import __version__ as __version__
 from ._pool import Pool, diagnose
+from ._settings import PoolSettings
 from ._shared import SharedPool
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "PackedBatch",
     "PinpoolError",
     "Pool",
+    "PoolSettings",
     "ReleasedError",
     "RequestError",
     "SettingError",
@@ -88,7 +90,10 @@ if not TYPE_CHECKING:  # With this function a type checker would accept every na
 
     def __getattr__(name: str) -> object:
         if name in ("cupy", "torch"):
-            return importlib.import_module(f".{name}", __name__)
+            try:
+                return importlib.import_module(f".{name}", __name__)
+            except ImportError as error:
+                raise AttributeError(f"pinpool.{name} cannot be imported: {error}") from error
         if name in _REMOVED:
             raise AttributeError(f"pinpool.{name} was removed: use {_REMOVED[name]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

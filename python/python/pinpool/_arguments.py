@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-def hide_last_parameter(constructor: C) -> C:
-    """Hides the last parameter, which collects unknown arguments for an error with a hint, from `help` and from notebooks."""
+def hide_unknown_parameter(constructor: C) -> C:
+    """Hides the last parameter, the unknown arguments (for an error with a hint), from `help` and from notebooks."""
     signature = inspect.signature(constructor)
     constructor.__signature__ = signature.replace(parameters=list(signature.parameters.values())[:-1])  # type: ignore[attr-defined]
     return constructor
@@ -59,7 +59,7 @@ def setting_text(name: str, value: Any) -> str | None:
         return str(int(value)) if value.is_integer() else f"{Decimal(repr(float(value))):f}"
     with contextlib.suppress(TypeError):  # NumPy integers have `__index__`, floats do not.
         value = operator.index(value)
-    # The type of a device is identified by its module, because torch may not be installed.
+    # A device's type is identified by its module, because torch may not be installed.
     if isinstance(value, (str, int)) or (name == "device" and type(value).__module__ == "torch"):
         return str(value).removeprefix("cuda:") if name == "device" else str(value)
     if isinstance(value, os.PathLike):

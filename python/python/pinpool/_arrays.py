@@ -26,7 +26,8 @@ def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> 
 
     Call it after each asynchronous copy and before the arrays are dropped, with the stream of the copy. Unlike torch's
     `Tensor.record_stream`, it covers only the work that is already enqueued, so a call before the copy does not protect the
-    memory. `pinpool.torch.to_device` copies and records tensors in one call.
+    memory. `pinpool.torch.to_device` copies and records tensors in one call. After `pinpool.torch.install`, torch reports its
+    non-blocking copies to the pool, so they need no call.
 
         inputs = images.to("cuda", non_blocking=True)
         pinpool.record_stream(images, torch.cuda.current_stream())
@@ -93,7 +94,8 @@ def _values_in(value: Any) -> Iterator[Any]:
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _values_in(item)
     elif not isinstance(value, (str, bytes, int, float, complex, np.generic, type(None))):
-        yield buffer if isinstance(buffer := getattr(value, "buffer", None), _pinpool.Buffer) else value
+        is_batch = hasattr(type(value), "__pinpool_arrays__")  # A `Batch` of `pinpool_loader`.
+        yield value.buffer if is_batch and isinstance(value.buffer, _pinpool.Buffer) else value
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:

@@ -46,8 +46,8 @@ class SharedBatches:
             length = math.inf
         # Number of batches that the workers prepare before torch's loader returns the next one.
         ahead = getattr(self._loader, "num_workers", 0) * (getattr(self._loader, "prefetch_factor", None) or 0)
-        # Checked before persistent workers are told of the epoch, because torch then waits for each worker, and a worker may wait for a
-        # buffer.
+        # Checked before torch tells persistent workers about the epoch, because torch then waits for each worker, and a
+        # worker may wait for a buffer.
         self._shared._refuse_too_many_kept(min(max(ahead, 1), length))
         iterator = iter(self._loader)
         try:
@@ -62,7 +62,7 @@ class SharedBatches:
             # The workers are ended here, because the traceback of an exception may keep torch's iterator.
             _end_workers(self._shared, iterator, getattr(self._loader, "num_workers", 0))
             del iterator
-            self._shared._reclaim()
+            self._shared._free_unreceived()
 
 
 def _end_workers(shared: SharedPool, iterator: Any, num_workers: int) -> None:

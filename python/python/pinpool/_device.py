@@ -15,7 +15,7 @@ def torch_device() -> int | None:
     return cuda.current_device() if is_started() else None
 
 
-def launcher_device() -> int | None:
+def default_device_of_rank() -> int | None:
     """Returns the GPU of a new pool if a launcher has set LOCAL_RANK: torch's current GPU if torch has started CUDA, else LOCAL_RANK."""
     rank = os.environ.get("LOCAL_RANK", "")
     current = torch_device() if rank else None

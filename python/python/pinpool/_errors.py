@@ -30,7 +30,7 @@ class BackendError(PinpoolError, RuntimeError):
 
 
 class AlreadyInstalledError(PinpoolError, RuntimeError):
-    """A pool or another allocator already serves torch's pinned memory, or tensors still use the pool that was installed before."""
+    """A pool or another allocator already serves the pinned memory of torch or CuPy, or tensors still use the pool that was installed before."""
 
 
 class DeviceError(PinpoolError, RuntimeError):
@@ -46,10 +46,10 @@ class LoadError(PinpoolError, OSError):
 
 
 class ReleasedError(PinpoolError, ValueError):
-    """The buffer was released, or the pool or shared pool was closed."""
+    """The buffer was released, or sent to the trainer."""
 
 
-class ClosedError(ReleasedError):
+class ClosedError(PinpoolError, ValueError):
     """The pool or shared pool was closed."""
 
 

@@ -49,7 +49,7 @@ class BatchLayout:
     def _array(self, shape: Sequence[int], dtype: np.dtype[Any], copy_to: _CopyTo) -> Leaf:
         import numpy as np
 
-        _refuse_objects(dtype)
+        _check_no_objects(dtype)
         return self._add(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
 
     def _tensor(self, shape: Sequence[int], dtype: torch.dtype, copy_to: _CopyTo) -> Leaf:
@@ -82,17 +82,17 @@ class BatchLayout:
         # Private names of torch, tested with 2.11 and 2.15.
         from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-        by_torch = default_collate_fn_map[torch.Tensor]
+        collate_tensors = default_collate_fn_map[torch.Tensor]
 
         def stack(tensors: list[torch.Tensor], *, collate_fn_map: Any) -> Any:
             first = tensors[0]
-            alike = all(
+            are_alike = all(
                 _is_plain(tensor) and tensor.shape == first.shape and tensor.dtype == first.dtype and tensor.device.type == "cpu"
                 for tensor in tensors
             )
-            if not alike:
+            if not are_alike:
                 # torch raises an error, or returns a tensor that is copied to its position.
-                return by_torch(tensors, collate_fn_map=collate_fn_map)
+                return collate_tensors(tensors, collate_fn_map=collate_fn_map)
             tensors = [tensor.detach() for tensor in tensors]
             return self._tensor((len(tensors), *first.shape), first.dtype, lambda target: torch.stack(tensors, out=target))
 
@@ -152,7 +152,7 @@ class Views:
         if value.is_torch:
             return self._tensor_of(value)
         dtype = np.dtype(value.dtype)
-        _refuse_objects(dtype)
+        _check_no_objects(dtype)
         return np.ndarray(value.shape, dtype, self._array, value.offset)
 
     def _tensor_of(self, leaf: Leaf) -> torch.Tensor:
@@ -190,7 +190,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
-def _refuse_objects(dtype: np.dtype[Any]) -> None:
+def _check_no_objects(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise TypeError(f"an array of {dtype} has Python objects, which cannot be in memory that processes share")
 

@@ -77,7 +77,6 @@ def _stop() -> None:
 def _after_fork() -> None:
     global _thread, _forwarding
     _thread, _forwarding = None, threading.Lock()
-    _pinpool._lines_after_fork()
 
 
 atexit.register(_stop)

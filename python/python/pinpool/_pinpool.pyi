@@ -1,8 +1,7 @@
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
-from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, final, overload
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, Unpack, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +9,7 @@ import torch
 
 from ._diagnosis import Diagnosis
 from ._errors import PinpoolError
+from ._settings import PoolSettings
 
 __version__: str
 
@@ -36,35 +36,6 @@ class _NumbaStream(Protocol):
 _Stream: TypeAlias = int | _TorchStream | _AcceleratorStream | _CupyStream | _CudaStream | _NumbaStream
 _Size: TypeAlias = SupportsIndex | str
 _Time: TypeAlias = float | str | timedelta
-_Switch: TypeAlias = bool | Literal[0, 1, "0", "1", "on", "off", "yes", "no", "true", "false"]
-
-class _PoolSettings(TypedDict, total=False):
-    """The arguments of `Pool`, also for `pinpool.torch.install`."""
-
-    name: str | None
-    env: bool
-    max_bytes: _Size | None
-    reserve: _Size | None
-    max_idle_bytes: _Size | None
-    ledger: str | None
-    wait: _Time | None
-    on_full: Literal["error", "pageable"] | None
-    reserve_wait: _Switch | None
-    backend: Literal["auto", "gpu", "vmm", "register", "cuda", "mlock", "heap"] | None
-    device: int | str | torch.device | None
-    numa_node: int | str | None
-    idle_timeout: _Time | None
-    trace: str | PathLike[str] | None
-    socket: _Switch | str | PathLike[str] | None
-    preset: Literal["adaptive", "tensorflow"] | None
-    pool_size_limit: int | str | None
-    auto_resize: _Switch | None
-    rounding: Literal["eighths", "pow2", "exact"] | None
-    log_every: int | str | None
-    hugetlb: Literal["off", "auto", "2MiB", "1GiB"] | None
-    growth: _Switch | None
-    zero: _Switch | None
-    maintenance_thread: _Switch | None
 
 @final
 class Buffer:
@@ -212,14 +183,14 @@ class Pool:
         LimitError: the reserve exceeds the limit "auto" or a shared limit.
     """
 
-    def __new__(cls, **settings: Unpack[_PoolSettings]) -> Self: ...
+    def __new__(cls, **settings: Unpack[PoolSettings]) -> Self: ...
     def get(self, nbytes: _Size, *, timeout: _Time | None = None) -> Buffer:
         """Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
 
         Args:
             nbytes: length in bytes, or text such as "64MiB".
             timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms". With 0 the call may still wait for
-                driver calls of other threads (up to 0.1 s). Overrides `wait`.
+                other threads' driver calls (up to 0.1 s). Overrides `wait`.
 
         Raises:
             TimeoutError: the pool was full until the timeout.
@@ -366,8 +337,8 @@ class Pool:
     @property
     def max_bytes(self) -> int | None:
         """Limit on the bytes held, or None if unlimited."""
-    def set_max_bytes(self, max_bytes: _Size | None) -> None:
-        """Changes the limit: a size, "auto", or None or "none" for no limit. Buffers in use stay valid.
+    def set_max_bytes(self, max_bytes: _Size) -> None:
+        """Changes the limit: a size, "auto", or "none" for no limit. Buffers in use stay valid.
 
         Raises:
             RequestError, SettingError, TypeError: the limit is invalid.
@@ -410,11 +381,11 @@ class SharedBuffer:
     @property
     def nbytes(self) -> int:
         """Length in bytes."""
-    def send(self, number: int = 0) -> bytes:
+    def send(self, user_data: int = 0) -> bytes:
         """Passes the buffer to the trainer and returns its ticket: 40 bytes, for `SharedPool.receive`.
 
         Args:
-            number: an int from 0 to 2**64 - 1 with any meaning; `SharedPool.receive_next` returns it with the buffer.
+            user_data: an int from 0 to 2**64 - 1 with any meaning; `SharedPool.receive_next` returns it with the buffer.
 
         Raises:
             BufferError: the buffer has views, which could change what the trainer reads.
@@ -461,7 +432,6 @@ def _take_lines() -> list[tuple[int, str]]: ...
 def _wait_for_lines() -> bool: ...
 def _set_keeps_trace(keeps_trace: bool) -> None: ...
 def _stop_lines() -> None: ...
-def _lines_after_fork() -> None: ...
 def _host_memory() -> tuple[int, str] | None: ...
 def _torch_functions(pool: Pool) -> int: ...
 def _free_torch_functions(address: int) -> None: ...
@@ -500,9 +470,9 @@ class SampleCatalog:
     def fingerprint(self) -> str: ...
     def nbytes(self) -> int: ...
     def sample_bytes(self, sample: int) -> int | None: ...
-    def names(self, samples: list[int]) -> list[str]: ...
-    def labels(self, samples: list[int]) -> list[str]: ...
-    def fields(self, samples: list[int]) -> list[list[tuple[str, int, int]]]: ...
+    def names(self, indices: list[int]) -> list[str]: ...
+    def labels(self, indices: list[int]) -> list[str]: ...
+    def fields(self, indices: list[int]) -> list[list[tuple[str, int, int]]]: ...
     def num_batches(self, epoch: int) -> int: ...
     def begin(self, epochs: int, position: tuple[int, int, int]) -> Reader: ...
 

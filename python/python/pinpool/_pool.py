@@ -34,8 +34,8 @@ def diagnose() -> dict[str, Diagnosis]:
         for name, diagnosis in pinpool.diagnose().items():
             print(f"{name}: {diagnosis}")
 
-    A pool without a name is "unnamed". If several pools have one name, the later ones have a number, such as "loader 2". Pools of
-    which only handles from `tagged` exist are left out.
+    A pool without a name is "unnamed". If several pools have the same name, the later ones get a number, such as "loader 2". Pools that
+    exist only through handles from `tagged` are left out.
     """
     diagnoses: dict[str, Diagnosis] = {}
     # A copy, because other threads create and drop pools meanwhile.

@@ -142,7 +142,7 @@ class SharedPool:
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
 
-    def pack(self, batch: Any, *, number: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
+    def pack(self, batch: Any, *, user_data: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `PackedBatch` for `unpack`.
 
         If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
@@ -150,7 +150,7 @@ class SharedPool:
         Args:
             batch: any nesting of dicts, lists and tuples. NumPy scalars become arrays of shape (). Values other than arrays, tensors
                 and NumPy scalars are pickled.
-            number: an int from 0 to 2**64 - 1 with any meaning; `receive_next` returns it with the buffer.
+            user_data: an int from 0 to 2**64 - 1 with any meaning; `receive_next` returns it with the buffer.
             timeout: as for `get`.
 
         Raises:
@@ -158,9 +158,9 @@ class SharedPool:
             TimeoutError, TrainerUnavailableError: as for `get`.
         """
         layout = BatchLayout()
-        return self._send(layout, layout.place(batch), number, timeout)
+        return self._send(layout, layout.place(batch), user_data, timeout)
 
-    def collate(self, samples: list[Any], *, number: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
+    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
@@ -176,16 +176,16 @@ class SharedPool:
             TimeoutError, TrainerUnavailableError: as for `get`.
         """
         layout = BatchLayout()
-        return self._send(layout, layout.collate(samples, self.library), number, timeout)
+        return self._send(layout, layout.collate(samples, self.library), user_data, timeout)
 
-    def _send(self, layout: BatchLayout, tree: Any, number: int, timeout: _Time | None) -> PackedBatch:
+    def _send(self, layout: BatchLayout, tree: Any, user_data: int, timeout: _Time | None) -> PackedBatch:
         if layout.nbytes > self.buffer_bytes:
             oversized = bytearray(layout.nbytes)
             layout.fill(oversized)
             return PackedBatch(b"", tree, oversized)
         buf = self.get(layout.nbytes, timeout=timeout)
         layout.fill(buf)
-        return PackedBatch(buf.send(number), tree, None, self._identity)
+        return PackedBatch(buf.send(user_data), tree, None, self._identity)
 
     # Methods for the trainer.
 
@@ -230,11 +230,11 @@ class SharedPool:
         return buf
 
     def receive_next(self, *, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns the oldest unreceived buffer and its number, without a ticket, or None after `timeout` seconds (default: no limit)."""
+        """Returns the `user_data` of the oldest unreceived buffer and the buffer, or None after `timeout` seconds (default: no limit)."""
         return self._trainer_core().receive_next(timeout)
 
     def receive_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns a buffer that a worker sent before it ended, and its number, or None. The ticket of the buffer may be lost."""
+        """Returns a buffer that a worker sent before it ended, as `receive_next` does, or None. The ticket of the buffer may be lost."""
         return self._trainer_core().receive_from_dead_worker()
 
     def unpack(self, packed: PackedBatch) -> Any:
@@ -293,7 +293,7 @@ class SharedPool:
             with ignoring_close:
                 core.refuse_workers(False)
 
-    def _reclaim(self) -> None:
+    def _free_unreceived(self) -> None:
         core = self._trainer_core()
         try:
             core.recover()

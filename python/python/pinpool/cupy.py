@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Unpack
 
 import cupy
 
-from . import Buffer, Pool
+from ._errors import AlreadyInstalledError
+from ._pinpool import Buffer
+from ._pool import Pool
 
 if TYPE_CHECKING:
-    from ._pinpool import _PoolSettings
+    from ._settings import PoolSettings
+
+__all__ = ["allocator", "install", "installed_pool", "uninstall"]
 
 _installed: Pool | None = None
 
@@ -37,12 +41,14 @@ def allocator(pool: Pool) -> Callable[[int], cupy.cuda.PinnedMemoryPointer]:
     return allocate
 
 
-def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> Pool:
+def install(pool: Pool | None = None, /, **settings: Unpack[PoolSettings]) -> Pool:
     """Makes CuPy allocate pinned memory from `pool`, by default a new `Pool` with these settings, and returns the pool.
 
-    Existing memory stays valid. Raises TypeError if both a pool and settings are given.
+    Existing memory stays valid. Raises AlreadyInstalledError if a pool is installed, and TypeError if both a pool and settings are given.
     """
     global _installed
+    if _installed is not None:
+        raise AlreadyInstalledError("a pool already serves CuPy's pinned memory: call pinpool.cupy.uninstall() first")
     if pool is not None and settings:
         raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
     settings.setdefault("name", "cupy")
@@ -60,5 +66,6 @@ def installed_pool() -> Pool | None:
 def uninstall() -> None:
     """Makes CuPy allocate pinned memory from its default pool. Existing memory stays valid."""
     global _installed
-    _installed = None
-    cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
+    if _installed is not None:
+        _installed = None
+        cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)

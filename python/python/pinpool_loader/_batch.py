@@ -21,7 +21,7 @@ __all__ = ["Batch"]
 _MISSING = object()
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Name of an undecoded field, its begin in the sample's part of the batch, and its end.
+#: Name of an undecoded field, its start in the sample's part of the batch, and its end.
 _Field: TypeAlias = tuple[str, int, int]
 
 
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     #: Index in the order of the files.
     sample: int
     #: Offset in the buffer.
-    begin: int
+    start: int
     length: int
     #: Offset in the sample.
     sample_offset: int
@@ -56,7 +56,7 @@ class RawBatch(NamedTuple):
 class BatchSource(NamedTuple):
     """Data shared by all batches of a loader."""
 
-    samples: _pinpool.SampleCatalog | _SampleTable
+    catalog: _pinpool.SampleCatalog | _SampleTable
     #: Shape and dtype of each decoded field, by its names.
     decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
     seed: int
@@ -67,8 +67,9 @@ class BatchSource(NamedTuple):
 class Batch:
     """Samples in one pinned buffer, from a `Loader`.
 
-    With `decode=`, `batch.field("jpg")` is one array of all samples, and `batch[i]` is a dict of the fields of sample `i`, as in
-    `samples`. Without it, `batch[i]` is the stored bytes of sample `i` as a uint8 array.
+    With `decode=`, `batch["jpg"]` is one array of all samples, and `batch[i]` is a dict of the fields of sample `i`, as in
+    `samples`. Without it, `batch[i]` is the stored bytes of sample `i` as a uint8 array. `batch["jpg"]` is `batch.field("jpg")`, and
+    `batch["labels"]` is `batch.labels`, as in the result of `pinpool.torch.to_device`.
 
     Arrays are views of the buffer, without a copy. The memory returns to the pool when the batch and all views are gone; after an
     asynchronous copy of a view, call `pinpool.record_stream(view, stream)`. Unpickling creates a copy in pageable memory.
@@ -77,7 +78,7 @@ class Batch:
         buffer: the memory, a `pinpool.Buffer`; a bytearray after unpickling.
         epoch: number of the epoch, from 0.
         index_in_epoch: index of the batch in the epoch, from 0.
-        index_overall: index of the batch since the first one of the loader, from 0.
+        index_overall: index of the batch, counted from the loader's first batch, from 0.
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
@@ -93,7 +94,7 @@ class Batch:
         self.index_overall, self.epoch, self.index_in_epoch = raw.index_overall, raw.epoch, raw.index_in_epoch
         self.buffer, self._parts = raw.buffer, [Part._make(part) for part in raw.parts]
         self._source, self._labels, self.failures = source, labels, failures
-        self._field_offsets = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded)))
+        self._field_offsets = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded), strict=True))
 
     @property
     def _is_decoded(self) -> bool:
@@ -110,18 +111,18 @@ class Batch:
         return len(self._parts)
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    def __getitem__(self, index: SupportsIndex | str) -> Any: ...
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+    def __getitem__(self, index: SupportsIndex | str | slice) -> Any:
         if isinstance(index, str):
-            raise TypeError(f"samples are indexed by position: use batch.field({index!r}) for that field of each sample")
+            return self.labels if index == "labels" else self.field(index)
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         part = self._part(index)
         if self._is_decoded:
-            return self._fields_of(range(len(self))[index], self._source.samples.fields([part.sample])[0], self._decoded())
-        return self._view(part.begin, part.length)
+            return self._fields_of(range(len(self))[index], self._source.catalog.fields([part.sample])[0], self._decoded())
+        return self._view(part.start, part.length)
 
     def _part(self, index: SupportsIndex) -> Part:
         position = operator.index(index)
@@ -155,7 +156,7 @@ class Batch:
         if not self.nbytes:
             return [torch.empty(0, dtype=torch.uint8) for _ in self._parts]
         whole = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
-        return [whole[part.begin : part.begin + part.length] for part in self._parts]
+        return [whole[part.start : part.start + part.length] for part in self._parts]
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -165,7 +166,7 @@ class Batch:
         fields. A field that is decoded under several names ("jpg;png") has an entry for each name. Raises ValueError if a sample is in
         several batches, or has two members of the same name.
         """
-        arrays, fields = self._decoded(), self._source.samples.fields(self.sample_indices)
+        arrays, fields = self._decoded(), self._source.catalog.fields(self.sample_indices)
         return [self._fields_of(index, fields[index], arrays) for index in range(len(self))]
 
     def _decoded(self) -> dict[tuple[str, ...], _Array]:
@@ -174,21 +175,21 @@ class Batch:
 
     def __pinpool_arrays__(self) -> dict[tuple[str, ...], _Array]:
         """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are ints."""
-        names = {name for fields in self._source.samples.fields(self.sample_indices) for name, *_ in fields}
+        names = {name for fields in self._source.catalog.fields(self.sample_indices) for name, *_ in fields}
         undecoded = sorted(names - {self._source.label_field})
         if undecoded or not self._is_decoded:
             subject = f"the field {undecoded[0]!r} of this Batch is not" if self._is_decoded else "no field of this Batch is"
             raise TypeError(f"{subject} decoded: pass arrays, such as batch.field('jpg'), or convert the fields in map=")
         values = self._decoded()
         if self._labels is not None and all(isinstance(label, (int, np.integer)) for label in self._labels):
-            if any("labels" in names for names in values):
+            if any(field_names[0] == "labels" for field_names in values):
                 raise ValueError("the decoded field 'labels' of this Batch is named like its labels: pass arrays, such as batch.field('labels')")
-            values["labels",] = np.array(self._labels, np.int64)
+            values[("labels",)] = np.array(self._labels, np.int64)
         return values
 
     def _fields_of(self, index: int, fields: list[_Field], arrays: dict[tuple[str, ...], _Array]) -> dict[str, Any]:
         self._check_fields(index, fields)
-        offset = self._parts[index].begin
+        offset = self._parts[index].start
         views: dict[str, Any] = {name: self._view(offset + begin, end - begin) for name, begin, end in fields}
         for names, array in arrays.items():
             views |= dict.fromkeys(names, array[index])
@@ -220,12 +221,12 @@ class Batch:
         for names in self._field_offsets:
             if name in names or name == ";".join(names):
                 return self._array(names)
-        for index, fields in enumerate(self._source.samples.fields(self.sample_indices)):
+        for index, fields in enumerate(self._source.catalog.fields(self.sample_indices)):
             self._check_fields(index, fields)
             spans = {field_name: (begin, end) for field_name, begin, end in fields}
             if name in spans:
                 begin, end = spans[name]
-                values.append(self._view(self._parts[index].begin + begin, end - begin))
+                values.append(self._view(self._parts[index].start + begin, end - begin))
             elif default is _MISSING:
                 available = ", ".join([*spans, *itertools.chain(*self._field_offsets)]) or "no fields"
                 raise KeyError(f"{self.names[index]} has no field {name!r}: it has {available}")
@@ -253,7 +254,7 @@ class Batch:
     @property
     def names(self) -> list[str]:
         """Name of each sample: its path, or `path!member` in an archive."""
-        return self._source.samples.names(self.sample_indices)
+        return self._source.catalog.names(self.sample_indices)
 
     @property
     def sample_indices(self) -> list[int]:
@@ -263,7 +264,7 @@ class Batch:
     @property
     def buffer_offsets(self) -> list[int]:
         """Offset of each sample in the buffer, in bytes."""
-        return [part.begin for part in self._parts]
+        return [part.start for part in self._parts]
 
     @property
     def sample_offsets(self) -> list[int]:
@@ -273,12 +274,12 @@ class Batch:
     def is_whole(self, index: SupportsIndex) -> bool:
         """Returns whether all bytes of sample `index` are in this batch."""
         part = self._part(index)
-        return self._is_decoded or (part.sample_offset == 0 and part.length == self._source.samples.sample_bytes(part.sample))
+        return self._is_decoded or (part.sample_offset == 0 and part.length == self._source.catalog.sample_bytes(part.sample))
 
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
         raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._field_offsets.values()), None, [])
-        source = self._source._replace(samples=_SampleTable.of(self._source.samples, self.sample_indices))
+        source = self._source._replace(catalog=_SampleTable.of(self._source.catalog, self.sample_indices))
         return Batch, (raw, self._labels, self.failures, source)
 
     def __repr__(self) -> str:
@@ -292,14 +293,14 @@ class _SampleTable(NamedTuple):
     of_samples: dict[int, tuple[str, list[_Field], int | None]]
 
     @classmethod
-    def of(cls, table: _pinpool.SampleCatalog | _SampleTable, samples: list[int]) -> _SampleTable:
-        return cls(dict(zip(samples, zip(table.names(samples), table.fields(samples), map(table.sample_bytes, samples)))))
+    def of(cls, table: _pinpool.SampleCatalog | _SampleTable, indices: list[int]) -> _SampleTable:
+        return cls(dict(zip(indices, zip(table.names(indices), table.fields(indices), map(table.sample_bytes, indices), strict=True), strict=True)))
 
-    def names(self, samples: list[int]) -> list[str]:
-        return [self.of_samples[sample][0] for sample in samples]
+    def names(self, indices: list[int]) -> list[str]:
+        return [self.of_samples[sample][0] for sample in indices]
 
-    def fields(self, samples: list[int]) -> list[list[_Field]]:
-        return [self.of_samples[sample][1] for sample in samples]
+    def fields(self, indices: list[int]) -> list[list[_Field]]:
+        return [self.of_samples[sample][1] for sample in indices]
 
     def sample_bytes(self, sample: int) -> int | None:
         return self.of_samples[sample][2]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, Never
 
 from pinpool import _pinpool
-from pinpool._arguments import checked_int, hide_last_parameter
+from pinpool._arguments import checked_int, hide_unknown_parameter
 
 __all__ = ["ImageDecoder"]
 
@@ -37,7 +37,7 @@ class ImageDecoder:
         TypeError, ValueError: an argument is invalid.
     """
 
-    @hide_last_parameter
+    @hide_unknown_parameter
     def __init__(
         self,
         height: int,

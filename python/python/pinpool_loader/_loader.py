@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from pinpool import LimitError, LoadError, PinpoolError, Pool, _pinpool
-from pinpool._arguments import checked_bool, checked_int, hide_last_parameter
+from pinpool._arguments import checked_bool, checked_int, hide_unknown_parameter
 
 from . import _decode, _paths
 from ._batch import Batch, BatchSource, RawBatch
@@ -49,7 +49,7 @@ _HINTS = {
     "multiprocessing_context": _THREADS_HINT,
     "num_replicas": _WORLD_HINT,
     "world": _WORLD_HINT,
-    "timeout": "PINPOOL_WAIT bounds the wait for memory",
+    "timeout": "pool= takes the pool of the batches, and Pool(wait=) bounds the wait for memory",
     "in_order": "batches always come in order",
     "device": "pinpool.torch.to_device(tensors, device) copies without blocking",
     "progress": "for batch in tqdm.tqdm(loader)",
@@ -104,14 +104,14 @@ class Loader(Generic[T]):
 
         loader = pinpool_loader.Loader("photos", batch_size=64, shuffle=True, decode={"jpg": pinpool_loader.ImageDecoder(224, 224)})
         for batch in loader:
-            train(batch.field("jpg"), batch.labels)
+            train(batch["jpg"], batch.labels)
 
     Each file is a sample. In a `.tar` file, consecutive members with the same path up to the first dot of the file name are one
     sample (WebDataset). Each loop begins at a new epoch, even after a `break`, and covers `epochs_per_loop` epochs. Only one loop may run
     at a time: the first loop raises RuntimeError once a second one, even a nested one, has begun.
 
     Args:
-        paths: a file or directory, or several, also with patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
+        paths: a file or directory, or several, which may contain patterns and braces: "shards/*.tar", "train-{000..146}.tar". A `.tar` or
             `.safetensors` file is opened if it is named or in a directory of only such files; for a directory that also has other
             files, pass `open_archives`. The constructor reads the headers of all members, in each rank. Compressed files that are
             named or would be opened are refused.
@@ -137,7 +137,7 @@ class Loader(Generic[T]):
         open_archives: for directories with other files: True opens the archives in them, False loads each archive as one sample of
             raw bytes. By default such directories raise ValueError.
         decode: decoders by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
-            `batch.field("jpg")` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
+            `batch["jpg"]` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
         label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`,
             the label of a member of an archive is its name, and samples of both kinds have no labels.
         label_function: function from the text of the field, or the name of the directory, to the label (default for `label_field`: int).
@@ -145,7 +145,7 @@ class Loader(Generic[T]):
         map: function that takes a batch. The loop yields its results, in order, instead of batches. The function should take
             random numbers from `batch.rng()`.
         num_map_threads: number of threads that run `map` ahead of the loop. With a GIL, they run one at a time, except in calls that
-            release it, as many calls of NumPy and torch do.
+            release it, as many NumPy and torch calls do.
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
     Raises:
@@ -159,7 +159,7 @@ class Loader(Generic[T]):
     def __init__(self: Loader[Batch], paths: _Paths, *, map: None = None, **settings: Unpack[_Settings]) -> None: ...
     @overload
     def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
-    @hide_last_parameter
+    @hide_unknown_parameter
     def __init__(
         self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, num_threads: int | None = None,
         prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int | None = None, world_size: int | None = None,
@@ -194,7 +194,7 @@ class Loader(Generic[T]):
         rank = 0 if rank is None else checked_int("rank", rank, 0)
         self._progress, self._skips_errors = Progress(checked_int("epochs_per_loop", epochs_per_loop, 1)), on_error == "skip"
         path_list = _paths.expand(paths)
-        _refuse_compressed(_paths.find_compressed(path_list))
+        _check_not_compressed(_paths.find_compressed(path_list))
         self._pool = Pool(name="loader") if pool is None else pool
         self._catalog = _pinpool.SampleCatalog(
             self._pool, path_list, bool(open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
@@ -213,10 +213,10 @@ class Loader(Generic[T]):
         self._source = BatchSource(self._catalog, {names: (spec.shape, spec.dtype) for names, spec in decoded.items()}, seed, rank, label_field)
         # A dict serves as an ordered set of the texts.
         self._failures = dict.fromkeys(self._catalog.failures())
-        self._refuse_unloadable(path_list)
+        self._check_loadable(path_list)
         self._warn_of_uneven_ranks()
         if open_archives is None:
-            _refuse_unopened_archives(self._catalog.unopened())
+            _check_archives_opened(self._catalog.unopened())
         self._has_labels = True
         self._label_by_class: dict[str, Any] | None = None
         if label_field is None:
@@ -238,9 +238,9 @@ class Loader(Generic[T]):
         if not has_archives:
             self._label_by_class = {name: _label(label_function, name, index) for index, name in enumerate(classes)}
 
-    def _refuse_unloadable(self, path_list: list[str]) -> None:
+    def _check_loadable(self, path_list: list[str]) -> None:
         """Raises an error for files that cannot be loaded as requested."""
-        _refuse_compressed(self._catalog.first_compressed())
+        _check_not_compressed(self._catalog.first_compressed())
         if not self._skips_errors and (undecodable := self._catalog.undecodable()) is not None:
             self._failures[f"{undecodable}; leave such files out by a pattern, as in 'photos/**/*.jpg'"] = None
         if self._failures and not self._skips_errors:
@@ -290,8 +290,8 @@ class Loader(Generic[T]):
 
     @property
     def classes(self) -> list[str]:
-        """Sorted names of the directories; without `label_function`, label `i` means `classes[i]`. Empty with `label_field`
-        or a sample in an archive."""
+        """Sorted names of the directories; without `label_function`, label `i` means `classes[i]`. The list is empty with
+        `label_field`, or if a sample is in an archive."""
         return list(self._label_by_class or ())
 
     @property
@@ -326,14 +326,14 @@ class Loader(Generic[T]):
             return result
 
         try:
-            # `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
+            # The builtin `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
             # `load_state_dict` or `close`.
             yield from map(advance, takewhile(lambda _: self._reader is reader, batches))
             if loop in self._interrupted:
                 raise RuntimeError("another loop over this Loader has begun: create one Loader for each loop")
         finally:
             # This also runs after `break`, an exception or Ctrl-C. The reader is stopped first, because the batches that it has read ahead
-            # occupy memory for which `map` may wait.
+            # occupy memory for which the function `map=` may wait.
             self._interrupted.discard(loop)
             reader.stop()
             if runner is not None:
@@ -377,7 +377,7 @@ class Loader(Generic[T]):
 
         After the last batch of an epoch, it is the start of the next epoch.
         """
-        return {**dict(zip(POSITION_KEYS, self._progress.position)), "files": self._fingerprint, **self._batch_arguments}
+        return {**dict(zip(POSITION_KEYS, self._progress.position, strict=True)), "files": self._fingerprint, **self._batch_arguments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next loop continue after the batch at which `state` was taken, and ends a running loop.
@@ -425,7 +425,8 @@ class Loader(Generic[T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Never:
-            instead = {"state": "state_dict()", "load_state": "load_state_dict()"}.get(name)
+            other_epoch = "another `for` loop, which begins at the next epoch, or load_state_dict()"
+            instead = {"state": "state_dict()", "load_state": "load_state_dict()", "set_epoch": other_epoch}.get(name)
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
@@ -446,14 +447,14 @@ def _check_objects(on_error: Any, label_field: Any, label_function: Any, map: An
         raise TypeError(f"pool must be a pinpool.Pool, not {pool!r}")
 
 
-def _refuse_compressed(compressed: str | None) -> None:
+def _check_not_compressed(compressed: str | None) -> None:
     if compressed is not None:
         raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
 
 
-def _refuse_unopened_archives(unopened: list[str]) -> None:
+def _check_archives_opened(unopened: list[str]) -> None:
     archives = [path for path in unopened if re.search(r"\.(tar(\.gz|\.zst)?|tgz|tzst|safetensors)$", path, re.IGNORECASE)]
-    _refuse_compressed(next((path for path in archives if not path.lower().endswith((".tar", ".safetensors"))), None))
+    _check_not_compressed(next((path for path in archives if not path.lower().endswith((".tar", ".safetensors"))), None))
     if archives:
         more = f" (and {len(archives) - 1} more)" if len(archives) > 1 else ""
         directory, name = os.path.split(archives[0])

@@ -1,10 +1,10 @@
-"""How far the loops over a loader have come."""
+"""The position of a loader in its epochs."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-#: Of the next batch: the epoch, `index_in_epoch` and `index_overall`.
+#: The epoch, `index_in_epoch` and `index_overall` of the next batch.
 Position: TypeAlias = tuple[int, int, int]
 POSITION_KEYS = ("epoch", "index_in_epoch", "index_overall")
 

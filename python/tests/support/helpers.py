@@ -12,7 +12,7 @@ import pinpool
 
 
 def heap(**settings):
-    """A pool on ordinary memory that reads no variables."""
+    """A pool on ordinary memory that reads no environment variables."""
     return pinpool.Pool(**{"env": False, "backend": "heap", "max_bytes": "64MiB", **settings})
 
 

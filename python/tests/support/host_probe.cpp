@@ -69,7 +69,7 @@ void probe_use_device() {
   c10::impl::device_guard_impl_registry[static_cast<size_t>(Guard::kCuda)].store(&guard);
 }
 
-// Returns an allocation, which probe_free frees, or null with a text in error.
+// Returns an allocation, which probe_free frees, or null with the error text in `error`.
 void* probe_allocate(size_t bytes, void** address, void** context, char* error, size_t error_bytes) {
   try {
     auto* memory = new at::DataPtr(allocator()->allocate(bytes));
@@ -204,6 +204,10 @@ void probe_pool_totals(void*, void*) {}
 
 int probe_pool_is_capturing(const void*) {
   return probe_is_capturing;
+}
+
+int probe_pool_record(const void*, const void*) {
+  return 0;
 }
 
 // The calls recorded since the previous probe_calls.

@@ -11,7 +11,7 @@ _POINTER = ctypes.c_void_p
 
 
 class _Functions(ctypes.Structure):
-    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals", "is_capturing")]
+    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals", "is_capturing", "record")]
 
 
 class Block:
@@ -65,7 +65,7 @@ class Probe:
         numbers = (ctypes.c_int64 * 11)()
         self.library.probe_stats(numbers)
         names = ("allocations", "allocated_bytes", "num_host_alloc")
-        return {"active_requests": tuple(numbers[:4]), "active_bytes": tuple(numbers[4:8]), **dict(zip(names, numbers[8:]))}
+        return {"active_requests": tuple(numbers[:4]), "active_bytes": tuple(numbers[4:8]), **dict(zip(names, numbers[8:], strict=True))}
 
     @staticmethod
     def _text(write):
@@ -74,12 +74,12 @@ class Probe:
         return text.raw[:length].decode()
 
     def calls(self):
-        """The calls of the pool of `install_recorder` since the last call of this method."""
+        """Returns the calls to the pool of `install_recorder` since the last call of this method."""
         return self._text(self.library.probe_calls)
 
     def install_recorder(self):
         """Installs a pool that records its calls. The caller must keep the result."""
-        names = ("get", "put", "trim", "totals", "is_capturing")
+        names = ("get", "put", "trim", "totals", "is_capturing", "record")
         addresses = [ctypes.cast(getattr(self.library, f"probe_pool_{name}"), _POINTER) for name in names]
         functions = _Functions(None, *addresses)
         error = ctypes.create_string_buffer(500)

@@ -1,6 +1,6 @@
-"""The mock driver instead of libcuda, for code in a separate process.
+"""Replaces libcuda by the mock driver, for code in a separate process.
 
-Built by `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
+Uses the library from `cargo build -p mock_driver`; PINPOOL_MOCK_DRIVER names another one.
 """
 
 import os
@@ -72,10 +72,13 @@ def want(pool):
     while not pool.stats()["limits"]["shared"]["others_wanted_bytes"]: pass
     pool.maintain()
 """
-PRELUDE = DEFINITIONS + """
+PRELUDE = (
+    DEFINITIONS
+    + """
 use_gpu(0)
 driver("cuMemAlloc_v2", ctypes.byref(target), ctypes.c_size_t(1 << 20))
 """
+)
 
 
 def mock_driver_environment(folder):

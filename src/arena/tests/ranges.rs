@@ -22,7 +22,7 @@ fn ranges_are_numbered_in_order_of_creation() {
     let region = |arena: &mut Arena| {
         let plan = arena.plan_growth(4096, LIMITS).unwrap();
         let buffer = plan.buffer().unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
         buffer
     };
     for number in [0, 1, 2] {
@@ -30,7 +30,7 @@ fn ranges_are_numbered_in_order_of_creation() {
         assert_eq!(buffer.range(), number);
         arena.free(buffer, 0);
         let plan = arena.release_down_to(0).unwrap();
-        assert!(arena.finish_made(plan, 0));
+        assert!(arena.finish_succeeded(plan, 0));
     }
     arena.next_range = RANGES_MAX - 1;
     assert_eq!([region(&mut arena).range(), region(&mut arena).range()], [RANGES_MAX - 1, 0]);

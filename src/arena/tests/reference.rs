@@ -66,13 +66,13 @@ impl RangeModel {
     }
 }
 
-/// Since when a granule is idle, its range, and its number there.
+/// When a granule became idle, its range, and its number in the range.
 type IdleGranule = (u64, u32, usize);
 
 #[derive(Debug)]
 struct Outstanding {
     plan: Plan,
-    /// The buffer, and the states of its pages before.
+    /// The buffer, and the previous states of its pages.
     buffer: Option<(Extent, Vec<Page>)>,
     /// Idle granules that the plan took.
     idle_before: Vec<IdleGranule>,
@@ -287,9 +287,9 @@ impl World {
         }
     }
 
-    /// The plan obtains the missing granules: it remaps the longest idle ones (policy-R7, policy-R8) and commits the others,
-    /// one step per run, and behind the last run what makes up a quarter of all that is committed up to what was held lately,
-    /// else one part in 28, and no more than nine times what is needed.
+    /// Checks how the plan obtains the missing granules: it remaps the longest idle ones (policy-R7, policy-R8) and
+    /// commits the others, one step per run. It extends the last run to a step of 1/4 of the committed bytes, up to the
+    /// recent peak, or else 1/28, but at most nine times the bytes to commit.
     fn check_granules(&self, plan: &Plan, choice: Choice, limits: GrowthLimits) {
         let (mut targets, mut sources, mut committed) = (Vec::new(), Vec::new(), 0);
         for step in plan.steps() {
@@ -347,7 +347,7 @@ impl World {
         }
         assert_eq!((targets.len(), sources.len()), (2, 2), "{plan:?}");
         assert!(targets.iter().all(|target| missing.contains(target)), "{plan:?} fills more than {missing:?}");
-        // None is left in a shorter hole than one that is taken is in.
+        // No remaining granule is in a shorter hole than a granule that was taken.
         let hole_of = |&(range, granule): &(u32, usize)| {
             self.ranges[&range].run_around(granule * GRANULE_PAGES, |page| page == Page::Free).len()
         };
@@ -427,13 +427,13 @@ impl World {
         let Outstanding { plan, buffer, idle_before } = self.outstanding.swap_remove(which);
         let steps = plan.steps().to_vec();
         let failed_at = failed_at.map(|step| step % steps.len());
-        // All remaps from there on are lost: they are made in one call.
+        // All remaps from there on are lost, because one call makes them.
         let is_remap = |step: &&Step| matches!(step, Step::Remap { .. });
         let remaps = failed_at.filter(|_| lost).map_or(0, |at| steps[at..].iter().take_while(is_remap).count());
         let mut outcomes = vec![StepOutcome::Made; failed_at.unwrap_or(steps.len())];
         outcomes.resize(outcomes.len() + remaps, StepOutcome::Lost);
         outcomes.extend(failed_at.filter(|_| remaps == 0).map(|_| StepOutcome::Failed));
-        // What a plan without a buffer moves stays as old as the oldest of it.
+        // Granules that a plan without a buffer remaps all get the age of the oldest of them.
         let oldest_us = idle_before.iter().map(|&(since_us, ..)| since_us).min().filter(|_| buffer.is_none());
         let granted = self.arena.finish_plan(plan, &outcomes, self.now_us);
         assert_eq!(granted, failed_at.is_none(), "{outcomes:?}");
@@ -463,7 +463,7 @@ impl World {
                 self.ranges.get_mut(&range).unwrap().idle_since[granule] = oldest_us;
             }
         }
-        // Granules that are idle again are as old as before, except those that failed to decommit. `restamp` forgets the
+        // Granules that are idle again keep their previous age, except those that failed to decommit. `restamp` forgets the
         // age of granules that are not idle.
         let refused = match failed_at.map(|failed| steps[failed]) {
             Some(Step::Decommit { extent }) => self.granules(extent),
@@ -581,7 +581,7 @@ fn op(pages_max: usize) -> impl Strategy<Value = Op> {
 const OPS_IN_A_CASE: usize = if cfg!(miri) { 20 } else { 500 };
 
 fn run(growth: GrowthMode, pages_max: usize) {
-    // Random operations of both tests together.
+    // Total number of random operations in both tests.
     let ops: usize = std::env::var("PINPOOL_MODEL_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(100_000);
     let cases = u32::try_from(ops / 2 / OPS_IN_A_CASE).unwrap().max(1);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };

@@ -4,7 +4,7 @@ use crate::arena::*;
 
 const SMALL: u64 = 4096;
 const LIMITS: GrowthLimits = GrowthLimits { step_bytes: 0, ..GrowthLimits::UNLIMITED };
-/// Eight granules of 4 KiB, eight of 16 KiB, and one of 64 KiB behind the other.
+/// Eight granules of 4 KiB, then eight of 16 KiB, then one of 64 KiB.
 fn arena() -> Arena {
     let mut arena = Arena::new(GrowthMode::Granules(SMALL), Retention::default());
     arena.sizes = GranuleSizes::short(SMALL, 8, 16 * SMALL);
@@ -12,8 +12,8 @@ fn arena() -> Arena {
     arena
 }
 
-/// Drawn buffers, frees, limits and failures: the indices stay right, moves keep to their size, and no plan holds more
-/// than its limit.
+/// Random buffers, frees, limits and failures: the indices stay correct, remaps stay within one size, and no plan holds
+/// more than its limit.
 #[test]
 fn drawn_sizes_and_failures_keep_every_invariant() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
@@ -67,7 +67,7 @@ fn drawn_sizes_and_failures_keep_every_invariant() {
         }
         live.into_iter().for_each(|buffer| arena.free(buffer, 1000));
         let plan = arena.release_down_to(0);
-        plan.into_iter().for_each(|plan| assert!(arena.finish_made(plan, 1000)));
+        plan.into_iter().for_each(|plan| assert!(arena.finish_succeeded(plan, 1000)));
         assert_eq!((arena.stats().committed_bytes, arena.stats().mappings), (0, 0));
         arena.validate().unwrap();
     }

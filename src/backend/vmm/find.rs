@@ -28,8 +28,8 @@ impl VmmSource {
         Self::for_pool(&PinOptions::new(ordinal, node), true)
     }
 
-    /// Makes the source as [`new`](Self::new) does, for a pool with these options. If the user did not name the source (`is_named`),
-    /// also fails on machines on which the driver may end the process.
+    /// Creates the source as [`new`](Self::new) does, for a pool with these options. If the user did not name the
+    /// source (`is_named`), also fails on machines on which the driver may terminate the process.
     pub(in crate::backend) fn for_pool(options: &PinOptions<'_>, is_named: bool) -> Result<Self, SourceError> {
         let PinOptions { root, node, max_bytes, .. } = *options;
         let device = Device::find(options.device)?;

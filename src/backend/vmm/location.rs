@@ -5,11 +5,11 @@
 //! | one, or unknown | that node (0 if unknown), any memory of the host |
 //! | several, and the preferred one has memory and processors | that node, any memory of the host |
 //! | several, and the preferred one does not exist or lacks memory or processors | any memory of the host |
-//! | several, not all alike, under a driver before r595 | nothing, unless `PINPOOL_BACKEND=vmm` insists |
+//! | several, not all alike, under a driver before r595 | none, unless `PINPOOL_BACKEND=vmm` is set |
 //!
 //! `cuMemCreate` refuses a node without memory, a node without processors, and node -1. On machines with unequal nodes, drivers
-//! before r595 have ended the process in this call without an error, so the machine is checked before the driver is called.
-//! The preferred node is the node that the user set, else the device's node, else the first node with memory and processors.
+//! before r595 have killed the process in this call without an error, so the machine is checked first. The preferred node is
+//! the node that the user set, else the device's node, else the first node with memory and processors.
 //!
 //! This module reads files and calls no driver.
 
@@ -45,7 +45,7 @@ impl Machine {
         Self { nodes: host::describe_numa_nodes(root), branch: host::limits::nvidia_branch(root), version }
     }
 
-    /// Returns the locations to try, at least one, or the reason why there is none.
+    /// Returns the locations to try, at least one, or the reason that there is none.
     pub(super) fn locations(&self, wanted: Option<u32>, is_named: bool) -> Result<Vec<HostLocation>, String> {
         let [first, _, ..] = self.nodes.as_slice() else {
             return Ok(vec![Some(self.nodes.first().map_or(0, |node| node.id)), None]);
@@ -59,10 +59,7 @@ impl Machine {
             ));
         }
         let is_whole = |node: &&NumaNode| lack(node).is_none();
-        let node = match wanted {
-            Some(wanted) => self.nodes.iter().find(|node| node.id == wanted),
-            None => self.nodes.iter().find(is_whole),
-        };
+        let node = self.nodes.iter().find(|node| wanted.map_or_else(|| is_whole(node), |wanted| node.id == wanted));
         let node = node.filter(is_whole).into_iter().map(|node| Some(node.id));
         Ok(node.chain([None]).collect())
     }

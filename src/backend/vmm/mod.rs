@@ -9,10 +9,10 @@
 //!   decommit    [ . . . . . . . . ]          cuMemUnmap of the run, cuMemRelease each
 //! ```
 //!
-//! On an H200 an enqueue of another thread takes at most 0.3 ms during a commit, and 0.06 ms during a decommit; neither waits for
-//! the device. But a commit pins only 4 to 5 GB/s. Therefore a reserve, which is acquired once and kept, is registered memory
-//! ([`RegisterSource`]), which is pinned at 17 to 27 GB/s. A reserve consists of granules only if the driver registers nothing.
-//! Unregistering the reserve at the end of the pool waits for the device and blocks every enqueue.
+//! On an H200 an enqueue by another thread takes at most 0.3 ms during a commit, and 0.06 ms during a decommit; neither waits
+//! for the device. But a commit pins only 4 to 5 GB/s. Therefore a reserve, which is acquired once and kept, is registered
+//! memory ([`RegisterSource`]), which is pinned at 17 to 27 GB/s. A reserve consists of granules only if the driver registers
+//! nothing. Unregistering the reserve when the pool ends waits for the device and blocks every enqueue.
 //!
 //! Access is set for the CPU and every GPU (`table`). Creating a source tests a granule at each [`location`] in order until one
 //! works. Neither creating a source nor reserving addresses creates a context.
@@ -63,7 +63,7 @@ pub struct VmmSource {
     makes_context: bool,
     ids: RegionIds,
     granules: Arc<GranuleTable>,
-    /// Granules that are mapped nowhere and that the driver refused to release. [`VmmSource::create`] uses them first.
+    /// Unmapped granules that the driver refused to release. [`VmmSource::create`] uses them first.
     unreleased: Mutex<Vec<Granule>>,
     old_places: OldPlaces,
     reserves: Arc<RegisterSource>,
@@ -110,14 +110,13 @@ impl VmmSource {
         Ok(created)
     }
 
-    /// Releases granules that are mapped nowhere. If the driver refuses some of them, keeps these for a later release and returns a
-    /// refusal.
+    /// Releases unmapped granules. If the driver refuses some of them, keeps these for a later release and returns a refusal.
     fn release_granules(&self, granules: &[Granule]) -> Result<(), FailedCall> {
         let mut released = Ok(());
         for &granule in granules {
             // SAFETY: it came from `create`, and only the owner of its run releases it, here.
             if let Err(refusal) = unsafe { driver::release(granule.handle) } {
-                // The driver still holds the memory, unless the driver has ended. Reuse keeps such memory from adding up.
+                // The driver still holds the memory, unless it has shut down. Reuse keeps such memory from accumulating.
                 self.unreleased.lock().push(granule);
                 released = Err(refusal);
             }
@@ -150,7 +149,7 @@ impl VmmSource {
     ///
     /// # Safety
     ///
-    /// The addresses are reserved by the caller, and no granule is committed there.
+    /// The caller must have reserved the addresses, and no granule may be committed there.
     unsafe fn map(&self, start: NonNull<u8>, granules: &[Granule]) -> Result<(), SourceError> {
         let (at, bytes) = (address(start), bytes_of(granules));
         self.old_places.unmap(&(at..at + bytes as u64))?;
@@ -162,7 +161,7 @@ impl VmmSource {
         }
         // SAFETY: mapped above.
         let reached = unsafe { self.granules.set_access(at, granules) }.map_err(SourceError::from);
-        // A child of `fork` would share the pages, and could write to them during a copy.
+        // A forked child would share the pages, and could write to them during a copy.
         let keep = |()| mapping::advise(start, bytes, mapping::linux::MADV_DONTFORK);
         reached.and_then(keep).inspect_err(|_| undo(granules.len()))
     }
@@ -210,7 +209,7 @@ unsafe impl Source for VmmSource {
     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
         let start = address(region.start());
         if !self.granules.has_granules(start..=start) {
-            // SAFETY: the caller's promise; without granules it came from `acquire_fast`, with this length.
+            // SAFETY: the caller's promise; without granules it came from `acquire_bulk`, with this length.
             return unsafe { self.reserves.release(region) };
         }
         let held_bytes = self.held_bytes(region.len_bytes());
@@ -234,23 +233,23 @@ unsafe impl Source for VmmSource {
 
 impl BuiltInSource for VmmSource {
     /// Returns the bytes of the whole pages that a reserve takes, since a reserve is registered memory.
-    fn held_bytes_fast(&self, len_bytes: usize) -> usize {
-        self.reserves.held_bytes_fast(len_bytes)
+    fn held_bytes_in_bulk(&self, len_bytes: usize) -> usize {
+        self.reserves.held_bytes_in_bulk(len_bytes)
     }
 
-    fn acquire_fast(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
+    fn acquire_bulk(&self, len_bytes: usize, threads: usize, progress: &dyn Fn(usize)) -> Result<Region, SourceError> {
         // A new granule would reuse memory that the driver refused to release, but a reserve is pinned in addition to such memory.
         self.release_refused()?;
         // Relaxed: a hint that avoids touching memory that the driver would refuse.
         if !self.cannot_register.load(Ordering::Relaxed) {
-            let acquired = self.reserves.acquire_fast(len_bytes, threads, progress);
+            let acquired = self.reserves.acquire_bulk(len_bytes, threads, progress);
             if !matches!(&acquired, Err(error) if error.code() == Some(Code::NOT_SUPPORTED.number())) {
                 return acquired.map(|region| Region::new(region.start(), len_bytes, self.ids.next()));
             }
             self.cannot_register.store(true, Ordering::Relaxed);
         }
         // The caller has claimed only whole pages for the reserve, and granules must not take more.
-        if self.held_bytes(len_bytes) != self.held_bytes_fast(len_bytes) {
+        if self.held_bytes(len_bytes) != self.held_bytes_in_bulk(len_bytes) {
             let what = format!("the driver registers no memory here, and {len_bytes} bytes are not whole granules");
             let remedy = "raise PINPOOL_MAX_BYTES until the reserve fits in whole granules of 2 MiB";
             return Err(SourceError::new("vmm", what).with_remedy(remedy));
@@ -281,8 +280,8 @@ impl BuiltInSource for VmmSource {
     }
 }
 
-// SAFETY: vm-S1: the driver's own reservation. vm-S2: mapped with access for host and devices, and unmapped only by
-// `decommit` and `remap`. vm-S3: pages of the kernel, or used before by this process; a remapped granule keeps its bytes.
+// SAFETY: vm-S1: the driver's own reservation. vm-S2: mapped with access for host and devices, and unmapped only by `decommit`
+// and `remap`. vm-S3: fresh kernel pages, or pages that this process used before; a remapped granule keeps its bytes.
 // vm-S4: a copy may cross the driver's mappings of adjacent addresses, and each granule is mapped alone. vm-S5: only `commit`
 // creates granules. A granule that the driver refuses to release waits in `unreleased` for a later commit or release.
 unsafe impl VirtualMemory for VmmSource {
@@ -306,7 +305,7 @@ unsafe impl VirtualMemory for VmmSource {
         let start = range.at(offset, bytes)?;
         let _entered = self.enter()?;
         let granules = self.create(range.granules(offset, bytes))?;
-        // SAFETY: addresses of the range, not committed by the caller's promise.
+        // SAFETY: addresses of the range, which the caller promises are not committed.
         unsafe { self.map(start, &granules) }.inspect_err(|_| {
             let _released_later = self.release_granules(&granules);
         })?;
@@ -364,7 +363,7 @@ unsafe impl VirtualMemory for VmmSource {
         let unreserved = if unmapped.is_err() || self.granules.has_granules(start..=start + bytes as u64 - 1) {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
-            // SAFETY: the caller's promise: it came from `reserve`, and it is unused; nothing is mapped there any more.
+            // SAFETY: the caller's promise: the range came from `reserve` and is unused. Nothing is mapped there any more.
             with_one_retry(|| unsafe { driver::unreserve(start, bytes) }).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())

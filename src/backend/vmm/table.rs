@@ -4,14 +4,14 @@
 //!   commit, remap ──▶ CPU, own device, other devices   in one call
 //!                       └─ refused ──▶ CPU, own device      in one call, or the commit fails
 //!                                      each other device    in its own call: a refused device is remembered
-//!   a copy of a refused device ──▶ access to the granules of the copy, or the copy fails
+//!   a copy by a refused device ──▶ access to the granules of the copy, or the copy fails
 //! ```
 //!
 //! Every device that the process sees gets access, since the pool does not see the copies that other libraries start from an address,
-//! and the context of a device may be created later. A refused device is not requested again by later commits, so a device that
-//! fails, or that cannot access host memory, keeps no pool from growing.
+//! and the context of a device may be created later. A refused device is not requested again by later commits, so a
+//! device that fails, or that cannot access host memory, does not keep a pool from growing.
 //!
-//! The tables of all sources are in one list of the process, because a copy knows an address and a stream, but no pool. The list
+//! The tables of all sources are in one process-wide list, because a copy has an address and a stream, but no pool. The list
 //! is searched only after a device was refused.
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -107,12 +107,12 @@ impl GranuleTable {
         self.refused.lock().iter().any(|&(refused, _)| refused == device)
     }
 
-    /// Makes `granules`, from `start` on, readable and writable by the CPU, the own device, and each other device that was not refused
-    /// before. Fails if the CPU and the own device do not get access; if another device does not, records that it was refused.
+    /// Makes `granules`, from `start` on, accessible to the CPU, the source's device, and each other device that was
+    /// not refused before. Fails unless the CPU and the source's device get access; records other refused devices.
     ///
     /// # Safety
     ///
-    /// The granules are mapped at these addresses.
+    /// The granules must be mapped at these addresses.
     pub(super) unsafe fn set_access(&self, start: u64, granules: &[Granule]) -> Result<(), FailedCall> {
         let is_other = |&device: &u32| device != self.device.ordinal && !self.is_refused(device);
         let others: Vec<_> = (0..self.devices).filter(is_other).collect();
@@ -191,7 +191,7 @@ fn of_device(device: u32) -> AccessDescriptor {
 
 /// # Safety
 ///
-/// Granules are mapped at these addresses.
+/// Granules must be mapped at these addresses.
 unsafe fn set(start: u64, bytes: usize, access: &[AccessDescriptor]) -> Result<(), FailedCall> {
     // SAFETY: the caller's promise; `access` has the length passed.
     unsafe { driver::set_access(start, bytes, access.as_ptr(), access.len()) }

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName};
+use super::{Backend, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName, StatsSocket};
 
 mod quantities;
 
@@ -181,22 +181,27 @@ pub(super) const TIME_OR_NONE: ValueFormat<Option<Duration>> = ValueFormat::new(
     |text| or_word("none", text, parse_duration),
     |time| time.as_ref().map_or_else(|| "none".to_owned(), show_time),
 );
-pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> =
-    ValueFormat::new(|text| or_word("none", text, |text| Ok(PathBuf::from(text))), show_path);
-pub(super) const SOCKET: ValueFormat<Option<PathBuf>> = ValueFormat::new(socket, show_path);
+pub(super) const PATH_OR_NONE: ValueFormat<Option<PathBuf>> = ValueFormat::new(
+    |text| or_word("none", text, |text| Ok(PathBuf::from(text))),
+    |path| path.as_deref().unwrap_or(Path::new("none")).display().to_string(),
+);
+
+pub(super) const SOCKET: ValueFormat<Option<StatsSocket>> = ValueFormat::new(socket, |socket| match socket {
+    None => "none".to_owned(),
+    Some(StatsSocket::Default) => "1".to_owned(),
+    // In the variable, a word without a slash is not a path.
+    Some(StatsSocket::Path(path)) if path.iter().count() == 1 => format!("./{}", path.display()),
+    Some(StatsSocket::Path(path)) => path.display().to_string(),
+});
 
 /// Parses the path of a socket. Refuses a word without a slash, which is more likely a mistake than a socket in the current
 /// directory.
-fn socket(text: &str) -> Result<Option<PathBuf>, ParseError> {
+fn socket(text: &str) -> Result<Option<StatsSocket>, ParseError> {
     match switch(text) {
-        Ok(is_served) => Ok(is_served.then(|| PathBuf::from("1"))),
-        Err(_) if text.contains('/') => Ok(Some(PathBuf::from(text))),
+        Ok(is_served) => Ok(is_served.then_some(StatsSocket::Default)),
+        Err(_) if text.contains('/') => Ok(Some(Path::new(text).into())),
         Err(_) => or_word("none", text, |text| Err(ParseError::new(text, "not a path with a slash, 1, or none"))),
     }
-}
-
-fn show_path(path: &Option<PathBuf>) -> String {
-    path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
 /// Returns `None` if `text` is `word`, else the result of `parse`.

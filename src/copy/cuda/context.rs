@@ -5,9 +5,9 @@
 //! primary context alive. A context that other code created is found by its handle only. The owner of such a context must keep it
 //! until its copies have completed.
 //!
-//! **context-I2**: events and streams of a state are used only while its context exists. A reset ends the context with its events
-//! and streams. The next context of the device may have the same handle, but never the same number, so every use of the state
-//! checks the number first, except with drivers without numbers (before CUDA 12.0).
+//! **context-I2**: events and streams of a state are used only while its context exists. A reset destroys the context
+//! with its events and streams. The next context of the device may have the same handle, but never the same number, so
+//! every use of the state checks the number first, except with drivers without numbers (before CUDA 12.0).
 #![allow(unsafe_code)] // Calls the driver.
 
 use std::fmt;
@@ -32,7 +32,7 @@ static CONTEXTS: PerProcess<Mutex<SmallVec<[&'static ContextState; 8]>>> = PerPr
 
 /// The state that the copies of one context share.
 pub(super) struct ContextState {
-    pub(super) work: ContextWaits,
+    pub(super) waits: ContextWaits,
     /// Keeps the context alive as long as this state exists; `None` if the context was found by its handle alone.
     _object: Option<Arc<CudaContext>>,
     device: sys::CUdevice,
@@ -42,7 +42,7 @@ pub(super) struct ContextState {
 
 impl fmt::Debug for ContextState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextState").field("context", &self.work.context).finish_non_exhaustive()
+        f.debug_struct("ContextState").field("context", &self.waits.context).finish_non_exhaustive()
     }
 }
 
@@ -51,17 +51,15 @@ pub(super) type Event = Handle<sys::CUevent_st>;
 impl ContextState {
     /// Returns the state of a context. The first call creates the state, and fails if the driver refuses `cuCtxGetId`.
     pub(super) fn for_context(context: &Arc<CudaContext>) -> Result<&'static Self, FailedCall> {
-        match Self::find(|state| state.is_of(context.cu_ctx())) {
-            Some(state) => Ok(state),
-            None => Self::find_or_create(context.cu_ctx(), context.cu_device(), Some(context.clone())),
-        }
+        let create = || Self::find_or_create(context.cu_ctx(), context.cu_device(), Some(context.clone()));
+        Self::find(|state| state.is_of(context.cu_ctx())).map_or_else(create, Ok)
     }
 
     /// Returns the state of the context with this handle. Fails with the driver call that failed.
     ///
     /// # Safety
     ///
-    /// The context is alive, and is not destroyed while copies through its state run.
+    /// The context must be alive, and must not be destroyed while copies through its state run.
     pub(super) unsafe fn for_handle(handle: sys::CUcontext) -> Result<&'static Self, FailedCall> {
         if let Some(state) = Self::find(|state| state.is_of(handle)) {
             return Ok(state);
@@ -82,7 +80,7 @@ impl ContextState {
         states.into_iter().rev().find(is_wanted)
     }
 
-    /// Finds the state again under the lock, since another thread may have created it, or creates it.
+    /// Searches again under the lock, since another thread may have created the state, and creates it if there is none.
     fn find_or_create(
         handle: sys::CUcontext,
         device: sys::CUdevice,
@@ -92,10 +90,10 @@ impl ContextState {
         // number is an error. Under the lock the driver is not called: the number shows which state belongs to this context.
         let context = Context::new(handle)?;
         let mut states = CONTEXTS.get().lock();
-        let is_same = |one: &&'static Self| (one.work.context.handle(), one.work.context.id) == (handle, context.id);
+        let is_same = |one: &&'static Self| (one.waits.context.handle(), one.waits.context.id) == (handle, context.id);
         Ok(states.iter().rev().copied().find(is_same).unwrap_or_else(|| {
             let state: &'static Self = Box::leak(Box::new(Self {
-                work: ContextWaits::new(context),
+                waits: ContextWaits::new(context),
                 _object: object,
                 device,
                 own: OnceLock::new(),
@@ -115,15 +113,15 @@ impl ContextState {
     /// successor counts too. Otherwise a program that continues to use the ended context would create a state at each call, and
     /// those calls fail.
     fn is_of(&self, handle: sys::CUcontext) -> bool {
-        let Self { work: ContextWaits { context, .. }, .. } = self;
+        let Self { waits: ContextWaits { context, .. }, .. } = self;
         context.handle() == handle && !context.is_replaced()
     }
 
     /// Returns the state of a context, and makes the context current on this thread until the guard is dropped. Needs one driver
     /// call if the context is current already.
     pub(super) fn enter_of(context: &Arc<CudaContext>) -> Result<(&'static Self, CurrentContext), FailedCall> {
-        let known = Self::find(|state| state.work.context.handle() == context.cu_ctx());
-        if let Some(state) = known.filter(|state| state.work.context.is_current()) {
+        let known = Self::find(|state| state.waits.context.handle() == context.cu_ctx());
+        if let Some(state) = known.filter(|state| state.waits.context.is_current()) {
             return Ok((state, CurrentContext::unchanged()));
         }
         let state = Self::for_context(context)?;
@@ -131,19 +129,19 @@ impl ContextState {
     }
 
     pub(super) fn enter(&self) -> Result<CurrentContext, FailedCall> {
-        self.work.enter()
+        self.waits.enter()
     }
 
     /// Returns the identity of a stream of this context, which must be current; `None` if the driver has no ids or refuses.
     pub(super) fn stream_id(&self, stream: sys::CUstream) -> Option<StreamId> {
         let number = with_one_retry(|| id_number(stream)).ok()?;
-        Some(self.work.stream_id(number))
+        Some(self.waits.stream_id(number))
     }
 
     /// Returns whether the event has completed. Queries the driver even if it is stalled.
     pub(super) fn query_now(&self, event: Event) -> Result<bool, FailedCall> {
         // SAFETY: a live event (context-I2).
-        self.work.query(|| unsafe { calls::event_query(event.0) })
+        self.waits.query(|| unsafe { calls::event_query(event.0) })
     }
 
     /// Returns whether the event of a fence has completed. Returns `false` if the driver is stalled, or if a capture forbids the
@@ -176,8 +174,8 @@ impl ContextState {
         }
         let (_relaxed, _current) = (RelaxedCapture::enter(), self.enter()?);
         // SAFETY: the handle is valid (context-I1), of this device and current.
-        let own = unsafe { OwnContext::new(self.device, self.work.context.handle()) }?;
-        // If several threads are here at the same time, all but one of them drop their objects. That destroys only the second
+        let own = unsafe { OwnContext::new(self.device, self.waits.context.handle()) }?;
+        // If several threads get here at the same time, all but one of them drop their objects. That destroys only the second
         // stream of such an object.
         Ok(self.own.get_or_init(|| own))
     }

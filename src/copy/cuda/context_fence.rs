@@ -142,7 +142,7 @@ struct WaitNumbers {
 /// The fence of work that has no other fence.
 #[derive(Debug)]
 pub(super) struct ContextFence {
-    /// The reason why the work has no other fence.
+    /// The reason that the work has no other fence.
     reason: String,
     context: &'static ContextWaits,
     /// The number of the first wait that begins after the work was enqueued; 0 if the work had completed before.
@@ -168,7 +168,7 @@ impl ContextFence {
             waits.is_waiting = true;
             drop(waits);
             let waiting = move || {
-                // `None` if the process exits.
+                // `None` if the process is exiting.
                 let _waited = MaintenanceThread::of_process().enter().map(|_call| context.wait_for_all());
                 context.waits.lock().is_waiting = false;
             };

@@ -103,7 +103,7 @@ pub(crate) fn fence_after_event(event: &CudaEvent) -> Result<Option<SharedFence>
 ///
 /// # Safety
 ///
-/// The event is alive.
+/// The event must be alive.
 pub(super) unsafe fn after_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // If the query fails, the event is not waited for: it may have been recorded in a capture, which a wait would invalidate.
     if context.query_now(Handle(event))? {
@@ -118,7 +118,7 @@ pub(super) unsafe fn after_event(event: sys::CUevent, context: &'static ContextS
 ///
 /// # Safety
 ///
-/// The event is alive, and was not recorded in a capture.
+/// The event must be alive, and not recorded in a capture.
 unsafe fn waiting_fence(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     let (_relaxed, _current) = (RelaxedCapture::enter(), context.enter()?);
     let stream = OwnStream::new()?;

@@ -1,7 +1,7 @@
 //! Fences for the copies that cudarc makes from memory that was lent to it as a `HostSlice`.
 //!
 //! ```text
-//!   cudarc asks for the slice ──▶ a fence is recorded in the ──▶ the copy ──▶ cudarc drops `SyncOnDrop`: it records the
+//!   cudarc requests the slice ──▶ a fence is recorded in the ──▶ the copy ──▶ cudarc drops `SyncOnDrop`: it records the
 //!                                 buffer, its event is not                   event, through an internal stream object
 //! ```
 //!
@@ -26,7 +26,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop, sys};
+use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop, sys};
 
 use super::context::ContextState;
 use super::context_fence::{CAPTURE_PAUSE, ContextFence};
@@ -46,31 +46,26 @@ pub(crate) struct HostSliceFence {
 }
 
 impl HostSliceFence {
-    /// Creates the fence for the next copy on `stream`. Returns `None` if the driver reports too little about the stream to track
-    /// a copy on it; then no slice is lent. A copy into a graph gets a fence that is never complete.
-    pub(crate) fn new(stream: &CudaStream) -> Option<Self> {
+    /// Creates the fence for the next copy on `stream`. Fails if the driver reports too little about the stream to track a copy
+    /// on it. A copy into a graph gets a fence that is never complete.
+    pub(crate) fn new(stream: &CudaStream) -> Result<Self, FailedCall> {
         let _saved = SavedError::take(stream.context());
-        match with_one_retry(|| TrackedCopy::new(stream)).ok()?.map(Arc::new) {
-            Some(tracked) => Some(Self { shared: tracked.clone(), tracked: Some(tracked) }),
-            None => Some(Self { shared: Arc::new(UnknownEnd(Error::capturing_stream().to_string())), tracked: None }),
-        }
+        Ok(match with_one_retry(|| TrackedCopy::new(stream))?.map(Arc::new) {
+            Some(tracked) => Self { shared: tracked.clone(), tracked: Some(tracked) },
+            None => Self { shared: Arc::new(UnknownEnd(Error::capturing_stream().to_string())), tracked: None },
+        })
     }
 
     /// Returns the guard that cudarc drops once it has enqueued the copy.
     ///
     /// # Safety
     ///
-    /// The `shared` fence stays alive for `'a`.
+    /// The `shared` fence must stay alive for `'a`.
     pub(crate) unsafe fn guard<'a>(self) -> SyncOnDrop<'a> {
         // SAFETY: the caller keeps another reference to the fence for `'a`.
         let tracked = self.tracked.map(|tracked| -> &'a TrackedCopy { unsafe { &*Arc::as_ptr(&tracked) } });
         SyncOnDrop::Record(tracked.map(|tracked| (&*tracked.event, &*tracked.stream)))
     }
-}
-
-/// Leaves an error in the stream's context object, so that the next cudarc call fails, because no slice was lent.
-pub(crate) fn refuse_host_slice(stream: &CudaStream) {
-    stream.context().record_err::<()>(Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_PERMITTED)));
 }
 
 #[derive(Debug)]
@@ -117,7 +112,7 @@ impl TrackedCopy {
                 Ok(()) | Err(FailedCall { code: Code::NOT_READY, .. }) => None,
                 Err(FailedCall { code: Code::INVALID_HANDLE, .. }) => {
                     let why = "cudarc recorded no event after its copy".to_owned();
-                    Some(ContextFence::new(&self.fence.context.work, why, false))
+                    Some(ContextFence::new(&self.fence.context.waits, why, false))
                 }
                 Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
                 Err(failed) => return Err(self.fence.final_status.refused(failed)),

@@ -1,7 +1,7 @@
 //! Streams and device memory by raw handle, for code that has no cudarc objects.
 //!
 //! A stream of another framework is wrapped by cudarc: `context.wrap_borrowed_stream(handle)`. Without a context object,
-//! [`RawStream`], [`RawMemory`] and [`PinnedBuf::record_raw_stream`](crate::PinnedBuf::record_raw_stream) take the handle.
+//! [`RawStream`] and [`RawMemory`] take the handle.
 
 // Copies on a CUDA stream of cudarc.
 //
@@ -23,8 +23,8 @@
 // the capture is also checked before the wait, because a capturing stream that waits for work outside of its capture
 // invalidates the capture.
 //
-// Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's next call
-// of cudarc. Between these steps, an error in the object comes from this copy.
+// Errors that other code left in cudarc's context object are set aside first and restored at the end, for the user's
+// next cudarc call. Between these steps, an error in the object comes from this copy.
 
 #![allow(unsafe_code)] // Calls the driver.
 
@@ -38,7 +38,7 @@ use self::context::ContextState;
 use self::context_fence::ContextFence;
 use self::event::EventFence;
 use self::stream::SavedError;
-use super::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
+use super::{CopySource, CopyStream, CopyTarget, EnqueueError, Enqueued};
 use crate::backend;
 use crate::driver::code::{Code, FailedCall};
 use crate::driver::{calls, with_one_retry};
@@ -56,9 +56,9 @@ mod stream;
 mod timeline;
 
 pub(crate) use event::fence_after_event;
-pub(crate) use host_slice::{HostSliceFence, refuse_host_slice};
+pub(crate) use host_slice::HostSliceFence;
+pub(crate) use raw::fence_after_event_handle;
 pub use raw::{RawMemory, RawStream};
-pub(crate) use raw::{fence_after_event_handle, fence_after_stream};
 pub(crate) use stream::work_id;
 pub(crate) use timeline::{held_bytes as timeline_bytes, set_enabled as set_timelines_enabled};
 
@@ -139,8 +139,8 @@ enum HostSide {
 ///
 /// # Safety
 ///
-/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `wait` returns has `len`
-/// bytes.
+/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `wait` returns must have
+/// `len` bytes.
 unsafe fn copy_on<'a>(
     stream: &CudaStream,
     host: HostSide,
@@ -159,11 +159,11 @@ unsafe fn copy_on<'a>(
 }
 
 /// Returns a refusal of a copy before anything is enqueued.
-fn refused(len: usize, failed: FailedCall) -> CopyFailure {
+fn refused(len: usize, failed: FailedCall) -> EnqueueError {
     let FailedCall { code, .. } = failed;
     // The device continues to work after capture errors, and if memory is short.
     let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_capture_error());
-    CopyFailure::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
+    EnqueueError::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
 /// Copies like [`copy_on`]. The context must be current. The record that `wait` returns is dropped after the copy.
@@ -182,13 +182,13 @@ unsafe fn copy_with_fence<R>(
     // SAFETY: the stream is alive.
     let refuse_capturing = || match unsafe { calls::is_capturing(stream) }.map_err(refused)? {
         false => Ok(()),
-        true => Err(CopyFailure::Refused(Error::capturing_stream())),
+        true => Err(EnqueueError::Refused(Error::capturing_stream())),
     };
     let start = match host {
         HostSide::Source(start) => start,
         HostSide::Target(start) => start.cast_const(),
     };
-    let unreached = |why| CopyFailure::Refused(Error::copy_refused(len, why));
+    let unreached = |why| EnqueueError::Refused(Error::copy_refused(len, why));
     ensure_access(context.device(), start, len).map_err(unreached)?;
     if may_wait {
         refuse_capturing()?;
@@ -216,7 +216,7 @@ unsafe fn copy_with_fence<R>(
     let fence = enqueue_fence(stream, context);
     match copied {
         Ok(()) => Ok(fence),
-        Err(failed) => Err(CopyFailure::Failed(failed.into(), fence)),
+        Err(failed) => Err(EnqueueError::Failed(failed.into(), fence)),
     }
 }
 
@@ -224,14 +224,14 @@ unsafe fn copy_with_fence<R>(
 /// the driver refuses every kind of fence, waits for the stream.
 fn enqueue_fence(stream: sys::CUstream, context: &'static ContextState) -> SharedFence {
     let id = context.stream_id(stream);
-    if let Some(fence) = id.and_then(|id| context.pages.timeline(id, &context.work)?.write(id.number(), stream)) {
+    if let Some(fence) = id.and_then(|id| context.pages.timeline(id, &context.waits)?.write(id.number(), stream)) {
         return Arc::new(fence);
     }
     match EventFence::new(id, context).and_then(|event| event.record(stream).map(|()| event)) {
         Ok(event) => Arc::new(event),
         Err(failed) => {
             let complete = context_fence::wait_for(stream).is_ok();
-            Arc::new(ContextFence::new(&context.work, failed.to_string(), complete))
+            Arc::new(ContextFence::new(&context.waits, failed.to_string(), complete))
         }
     }
 }

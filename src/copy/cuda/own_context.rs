@@ -30,14 +30,14 @@ impl OwnContext {
     ///
     /// # Safety
     ///
-    /// The context is alive, of this device and current.
+    /// The context must be alive, of this device and current.
     pub(super) unsafe fn new(device: CUdevice, handle: CUcontext) -> Result<Self, FailedCall> {
         // SAFETY: the caller's promise; the object is never dropped, except as below.
         let (context, is_primary) = unsafe { object_of(device, handle) }?;
         let context = ManuallyDrop::new(context);
         // cudarc waits for the whole device when it creates the first stream of a context that tracks events, so tracking is off
         // meanwhile.
-        // SAFETY: no device memory is ever made through this object, so none misses its events.
+        // SAFETY: no device memory is ever allocated through this object, so none lacks its events.
         unsafe { context.disable_event_tracking() };
         let stream = match context.new_stream() {
             Ok(stream) => stream,
@@ -63,7 +63,7 @@ impl OwnContext {
 ///
 /// # Safety
 ///
-/// The context is alive, of this device and current. Unless the context is primary, the object must never be dropped, because
+/// The context must be alive, of this device and current. Unless the context is primary, the object must never be dropped, because
 /// that would destroy the context.
 unsafe fn object_of(device: CUdevice, handle: CUcontext) -> Result<(Arc<CudaContext>, bool), FailedCall> {
     // A `CUdevice` is the ordinal, in every driver so far; it is never negative.

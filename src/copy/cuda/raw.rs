@@ -20,7 +20,7 @@ use super::event::after_event;
 use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
 use super::{HostSide, copy_with_fence, fence_after_work, refused};
-use crate::copy::{CopyFailure, CopySource, CopyStream, CopyTarget, Enqueued};
+use crate::copy::{CopySource, CopyStream, CopyTarget, EnqueueError, Enqueued};
 use crate::driver::code::{Code, FailedCall};
 use crate::driver::device::Device;
 use crate::driver::{self, CurrentContext, RelaxedCapture, calls, with_one_retry};
@@ -53,9 +53,9 @@ impl RawStream {
     ///
     /// # Safety
     ///
-    /// The stream is not destroyed while the result is used. Its context, unless it is a primary context, is not destroyed
-    /// (`cuCtxDestroy`) before the pool has ended: until the last handle and buffer are dropped, another thread may query the
-    /// context, even if the work has completed.
+    /// The stream must not be destroyed while the result is used. Its context, unless it is a primary context, must not be
+    /// destroyed (`cuCtxDestroy`) before the pool has ended: until the last handle and buffer are dropped, another thread may
+    /// query the context, even if the work has completed.
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self { handle: handle.cast(), device: None, prefers_current: false }
     }
@@ -68,7 +68,7 @@ impl RawStream {
 
     /// Selects the GPU of a default stream as [`on_device`](Self::on_device) does, but only for calls on a thread without a current
     /// context.
-    pub fn on_device_without_context(self, ordinal: u32) -> Self {
+    pub fn or_on_device(self, ordinal: u32) -> Self {
         Self { device: Some(ordinal), prefers_current: true, ..self }
     }
 
@@ -107,7 +107,13 @@ unsafe impl CopyStream for RawStream {
     fn record_fence(&self) -> Result<SharedFence> {
         let _entered = self.enter()?;
         // SAFETY: alive (`new`).
-        unsafe { fence_after_stream(self.handle) }
+        if let Some(fence) = unsafe { fence_by_timeline(self.handle) } {
+            return Ok(fence);
+        }
+        // SAFETY: alive (`new`).
+        let context = unsafe { context_of(self.handle) }?;
+        let _current = with_one_retry(|| context.enter())?;
+        fence_after_work(self.handle, context)
     }
 }
 
@@ -138,8 +144,8 @@ impl RawMemory {
     ///
     /// # Safety
     ///
-    /// The bytes stay allocated until every copy made through the result has completed, and all other uses of them are ordered
-    /// with those copies.
+    /// The bytes must stay allocated until every copy made through the result has completed, and all other uses of them must be
+    /// ordered with those copies.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self { address, len }
     }
@@ -153,7 +159,7 @@ unsafe impl CopyTarget<RawStream> for RawMemory {
 
     unsafe fn enqueue_write(&mut self, stream: &RawStream, source: *const u8, len: usize) -> Enqueued {
         // SAFETY: the caller promises the source, `new` the target; `len` bytes fit.
-        unsafe { copy_on(*stream, self.address, HostSide::Source(source), len) }
+        unsafe { copy_on_raw(*stream, self.address, HostSide::Source(source), len) }
     }
 }
 
@@ -165,7 +171,7 @@ unsafe impl CopySource<RawStream> for RawMemory {
 
     unsafe fn enqueue_read(&self, stream: &RawStream, target: *mut u8, len: usize) -> Enqueued {
         // SAFETY: the caller promises the target, `new` the source; there are `len` bytes.
-        unsafe { copy_on(*stream, self.address, HostSide::Target(target), len) }
+        unsafe { copy_on_raw(*stream, self.address, HostSide::Target(target), len) }
     }
 }
 
@@ -173,30 +179,14 @@ unsafe impl CopySource<RawStream> for RawMemory {
 ///
 /// # Safety
 ///
-/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; there are `len` bytes at `address`.
-unsafe fn copy_on(raw: RawStream, address: sys::CUdeviceptr, host: HostSide, len: usize) -> Enqueued {
-    let _entered = raw.enter().map_err(CopyFailure::Refused)?;
+/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; there must be `len` bytes at `address`.
+unsafe fn copy_on_raw(raw: RawStream, address: sys::CUdeviceptr, host: HostSide, len: usize) -> Enqueued {
+    let _entered = raw.enter().map_err(EnqueueError::Refused)?;
     // SAFETY: alive (`RawStream::new`).
-    let context = unsafe { context_of(raw.handle) }.map_err(CopyFailure::Refused)?;
+    let context = unsafe { context_of(raw.handle) }.map_err(EnqueueError::Refused)?;
     let _current = context.enter().map_err(|failed| refused(len, failed))?;
     // SAFETY: the caller's promise.
     unsafe { copy_with_fence((raw.handle, context), host, len, false, || (address, (), Ok(()))) }
-}
-
-/// Returns a fence after all work so far on `stream`. Null is the default stream of the current context.
-///
-/// # Safety
-///
-/// The stream is alive, and its context stays alive until the fence is complete.
-pub(crate) unsafe fn fence_after_stream(stream: sys::CUstream) -> Result<SharedFence> {
-    // SAFETY: the caller's promise.
-    if let Some(fence) = unsafe { fence_by_timeline(stream) } {
-        return Ok(fence);
-    }
-    // SAFETY: the caller's promise.
-    let context = unsafe { context_of(stream) }?;
-    let _current = with_one_retry(|| context.enter())?;
-    fence_after_work(stream, context)
 }
 
 /// Returns a fence after all work so far on a stream with a timeline. Returns `None` if the stream has no timeline or captures,
@@ -204,7 +194,7 @@ pub(crate) unsafe fn fence_after_stream(stream: sys::CUstream) -> Result<SharedF
 ///
 /// # Safety
 ///
-/// As for [`fence_after_stream`].
+/// The stream is alive, and its context stays alive until the fence is complete.
 unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
     // SAFETY: the caller's promise.
     if is_default(stream.addr()) || unsafe { calls::is_capturing(stream) } != Ok(false) {
@@ -218,7 +208,7 @@ unsafe fn fence_by_timeline(stream: sys::CUstream) -> Option<SharedFence> {
 ///
 /// # Safety
 ///
-/// As for [`fence_after_stream`].
+/// As for [`fence_by_timeline`].
 unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     require_driver()?;
     // SAFETY: the caller's promise.
@@ -240,7 +230,7 @@ fn handle_error(failed: FailedCall) -> Error {
 ///
 /// # Safety
 ///
-/// The event is alive.
+/// The event must be alive.
 pub(crate) unsafe fn fence_after_event_handle(event: sys::CUevent) -> Result<Option<SharedFence>> {
     require_driver()?;
     if event.is_null() {

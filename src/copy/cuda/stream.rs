@@ -23,13 +23,14 @@ pub(super) fn is_default(handle: usize) -> bool {
     handle <= PER_THREAD
 }
 
-/// Returns the identity of a stream or event handle on this thread, with the current context.
+/// Returns the identity of a stream or event handle on this thread, with the current context. If no context is current, it is
+/// unknown which default stream is meant. The identity then contains the thread, which can repeat the call with the context.
 pub(crate) fn work_id(handle: usize) -> WorkId {
     if !is_default(handle) {
         return (handle, 0, None);
     }
     let context = calls::current_context().map_or(0, |context| context.addr());
-    (handle.max(LEGACY), context, (handle == PER_THREAD).then(|| thread::current().id()))
+    (handle.max(LEGACY), context, (handle == PER_THREAD || context == 0).then(|| thread::current().id()))
 }
 
 /// A stream that pinpool created. It does not synchronize with the legacy default stream.
@@ -43,7 +44,7 @@ impl OwnStream {
 }
 
 /// Returns the number of the stream's identity, which is unique for the life of the process. The driver is queried each time,
-/// since the handle may belong to another stream by now. The context must be current.
+/// since the handle may belong to another stream by now. The stream is not a default stream, or its context is current.
 pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, FailedCall> {
     let mut id = 0;
     // SAFETY: a live stream, and memory for a number.
@@ -52,9 +53,9 @@ pub(super) fn id_number(stream: sys::CUstream) -> Result<u64, FailedCall> {
 
 /// An error that earlier calls left in the context object. It is set aside until this value is dropped, and then restored.
 ///
-/// cudarc keeps one error per context object for calls that cannot return one, and the next call of its safe layer returns it, in
-/// any part of the program. If the error stayed in the object, device memory would not wait for its earlier work, and would not
-/// record the use by this copy.
+/// cudarc keeps one error per context object for calls that cannot return one, and the next call to its safe layer
+/// returns it, in any part of the program. If the error stayed in the object, device memory would not wait for its
+/// earlier work, and would not record the use by this copy.
 pub(super) struct SavedError<'a> {
     context: &'a CudaContext,
     error: Result<(), DriverError>,

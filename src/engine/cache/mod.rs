@@ -5,8 +5,8 @@
 //! | `tensorflow` | `tensorflow.rs` | oldest of the class first | oldest of all first | one |
 //! | `adaptive` | `thread_cache` | newest of the class first | oldest of all first | one per shard |
 //!
-//! One structure cannot serve both: TensorFlow's order needs one list for the whole pool, and each return must take a lock that
-//! all threads share to maintain it. `tensorflow` enforces the limit on idle buffers at each return, `adaptive` at the next
+//! One structure cannot serve both: TensorFlow's order needs one list for the whole pool, and to maintain it, each return must
+//! take a lock that all threads share. `tensorflow` enforces the limit on idle buffers at each return, `adaptive` at the next
 //! miss, slow return or maintenance tick.
 //!
 //! This module is generic over the buffer, so that tests use integers. It owns the counts of hits, returns and evictions, and
@@ -16,7 +16,7 @@
 mod tensorflow;
 pub(super) mod thread_cache;
 
-use self::tensorflow::{CountLimit, ExactStore};
+use self::tensorflow::{CountLimit, OrderedStore};
 use self::thread_cache::{Counts, Entry, ThreadCache, current_slot};
 use crate::policy::{RateCheck, RateWindow};
 use crate::size_class::{Class, EIGHTHS_CLASSES};
@@ -39,7 +39,7 @@ pub(super) struct IdleBuffers<T> {
 struct IdleState<T> {
     limit: CountLimit,
     /// The idle buffers under `tensorflow`; empty under `adaptive`.
-    store: ExactStore<T>,
+    store: OrderedStore<T>,
     sealed: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Eviction<T> {
 impl<T> Eviction<T> {
     /// Rejects `entry`, because the cache is sealed or its limit is 0.
     fn rejected(entry: Box<Entry<T>>) -> Self {
-        Self { entry, reason: EvictionReason::Released, check: None }
+        Self { entry, reason: EvictionReason::Other, check: None }
     }
 }
 
@@ -66,7 +66,7 @@ impl<T> IdleBuffers<T> {
         let shards = || 2 * std::thread::available_parallelism().map_or(8, usize::from);
         let cache = is_adaptive.then(|| ThreadCache::new(EIGHTHS_CLASSES, saturating_usize(limit), shards()));
         let limit = CountLimit::new(limit, auto_resize);
-        let state = Mutex::new(IdleState { limit, store: ExactStore::new(), sealed: false });
+        let state = Mutex::new(IdleState { limit, store: OrderedStore::new(), sealed: false });
         Self { cache, state, idle_us }
     }
 
@@ -127,10 +127,7 @@ impl<T> IdleBuffers<T> {
 
     /// Removes and returns the buffer returned longest ago, to make room.
     pub(super) fn reclaim(&self) -> Option<Box<Entry<T>>> {
-        match &self.cache {
-            Some(cache) => cache.evict_oldest(),
-            None => self.state.lock().store.evict(),
-        }
+        self.cache.as_ref().map_or_else(|| self.state.lock().store.evict(), ThreadCache::evict_oldest)
     }
 
     /// Removes and returns the buffers that have been idle for too long at `now_us`; none under `tensorflow`.
@@ -161,7 +158,7 @@ impl<T> IdleBuffers<T> {
     }
 
     /// Removes and returns all idle buffers. From now on no buffer is kept.
-    pub(super) fn seal(&self) -> Victims<T> {
+    pub(super) fn stop_keeping(&self) -> Victims<T> {
         let mut state = self.state.lock();
         state.sealed = true;
         if let Some(cache) = &self.cache {
@@ -179,10 +176,8 @@ impl<T> IdleBuffers<T> {
 
     /// Counts the idle buffers of `class`. Under `adaptive` this walks their lists.
     pub(super) fn count_of(&self, class: Class) -> u64 {
-        match &self.cache {
-            Some(cache) => cache.count_of(class.index),
-            None => self.state.lock().store.count_of(class.bytes),
-        }
+        let in_store = || self.state.lock().store.count_of(class.bytes);
+        self.cache.as_ref().map_or_else(in_store, |cache| cache.count_of(class.index))
     }
 
     /// Returns the bytes of all idle buffers.
@@ -264,7 +259,7 @@ mod tests {
         cache.advance_age(second, second);
         assert!(idle.expire(second + IDLE_BUFFER_US - RETURN_AGE_US).is_empty());
         assert_eq!(idle.expire(second + IDLE_BUFFER_US).len(), 1);
-        // A later put is younger.
+        // A buffer returned later is younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
         cache.advance_age(60 * second, 60 * second);
         assert!(idle.expire(60 * second + IDLE_BUFFER_US - RETURN_AGE_US).is_empty());

@@ -1,7 +1,7 @@
 //! The parts of pools that follow TensorFlow's
 //! [`PoolAllocator`](https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/pool_allocator.h).
 //! Both presets use `CountLimit`, the limit on idle buffers with the counts that its checks compare (policy-R4). Only the
-//! preset `tensorflow` uses `ExactStore`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted
+//! preset `tensorflow` uses `OrderedStore`: each class reuses its oldest buffer first, and the oldest buffer of all is evicted
 //! first.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -98,7 +98,7 @@ impl CountLimit {
 
 /// Idle buffers in the order of their returns.
 #[derive(Debug)]
-pub(super) struct ExactStore<T> {
+pub(super) struct OrderedStore<T> {
     /// Each buffer with its class, by the number of its return.
     entries: BTreeMap<u64, (usize, Box<Entry<T>>)>,
     /// The numbers of the returns of each class, the oldest first. Few classes without an idle buffer remain.
@@ -107,7 +107,7 @@ pub(super) struct ExactStore<T> {
     bytes: u64,
 }
 
-impl<T> ExactStore<T> {
+impl<T> OrderedStore<T> {
     pub(super) fn new() -> Self {
         Self { entries: BTreeMap::new(), classes: BTreeMap::new(), puts: 0, bytes: 0 }
     }
@@ -166,7 +166,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
         fn it_does_what_a_plain_vector_does(steps in prop::collection::vec((0..18, 0..6_usize), 1..if cfg!(miri) { 40 } else { 200 })) {
-            let mut store = ExactStore::new();
+            let mut store = OrderedStore::new();
             let mut model: Vec<(usize, usize)> = Vec::new();
             for (number, (step, class)) in steps.into_iter().enumerate() {
                 match step {

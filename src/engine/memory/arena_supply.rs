@@ -1,4 +1,4 @@
-//! Preset `adaptive`: an arena over a source, and the lock around its books.
+//! Preset `adaptive`: an arena over a source, and the lock around its state.
 //!
 //! Only completely free memory is released. No copy uses it, so a release needs no lock against copies. If a release waits for
 //! the device ([`Source::blocks_on_release`](crate::backend::Source::blocks_on_release)), it blocks every enqueue meanwhile. Such a
@@ -9,8 +9,8 @@
 //! - under memory pressure
 //! - at the end of the pool
 //!
-//! Until then idle memory is reused, and memory that is due counts as `awaiting_release_bytes`. While it is unknown when a copy
-//! will end, if ever, nothing is released at all, because a release would wait for that copy.
+//! Until then idle memory is reused, and memory that is due counts as `awaiting_release_bytes`. While it is unknown
+//! whether a copy will ever end, nothing is released at all, because a release could wait for that copy forever.
 //!
 //! - arena-supply-I1: the claim includes all bytes that the system adds
 //!   ([`Source::held_bytes`](crate::backend::Source::held_bytes)). It changes only under the lock, and rises only within the
@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
+use super::arena_state::ArenaState;
 use super::block_memory::{AttemptError, BlockMemory, SlowCalls};
-use super::books::Books;
-use super::called_source::CalledSource;
+use super::metered_source::MeteredSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
 use super::{PoolView, Supply};
@@ -38,12 +38,12 @@ use pinpool_os::sync::{Condvar, Mutex, MutexGuard, unmodeled};
 
 /// An arena over a source.
 pub(crate) struct ArenaSupply {
-    pub(super) source: CalledSource,
+    pub(super) source: MeteredSource,
     pub(super) budget: Arc<Budget>,
     pub(super) log: Arc<PoolLog>,
     pub(super) settings: ArenaSettings,
     pub(super) shape: GrowthShape,
-    books: Mutex<Books>,
+    state: Mutex<ArenaState>,
     /// Notified when a plan is finished.
     pub(super) finished: Condvar,
     /// Whether memory was short at the last tick.
@@ -53,11 +53,11 @@ pub(crate) struct ArenaSupply {
     /// Whether the log has reported that idle memory stays pinned.
     pub(super) has_logged_idle: AtomicBool,
     /// Whether sizes varied at the last miss or tick (policy-R12).
-    pub(super) is_varied: AtomicBool,
+    pub(super) sizes_vary: AtomicBool,
     /// Whether the maintenance thread should compact: the holes changed and no hole has the wanted length (policy-R13), or old
     /// addresses of remapped granules are still mapped. Cleared when a compaction begins.
     pub(super) needs_compaction: AtomicBool,
-    /// Polls since the last poll that found `needs_compaction` set.
+    /// Number of polls since the last poll that found `needs_compaction` set.
     pub(super) idle_polls: AtomicU32,
     /// Locked during a tick; only one tick runs at a time.
     pub(super) pressure: unmodeled::Mutex<PressureWatch>,
@@ -86,18 +86,18 @@ impl Supply for ArenaSupply {
         calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
-    ) -> Result<BlockMemory, AttemptError> {
+    ) -> Result<Option<BlockMemory>, AttemptError> {
         let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::AllUncounted(..) | SlowCalls::WithoutAcquire(..)) {
-            let mut books = self.books();
-            let memory = books.carve_missed(bytes, now_us, || pool.idle_bytes());
-            let changed = self.update_is_varied(&books, now_us);
-            self.update_needs_compaction(&books, now_us);
-            drop(books);
+        if !matches!(calls, SlowCalls::AllOfRetry(..) | SlowCalls::WithoutAcquire(..)) {
+            let mut state = self.state();
+            let memory = state.carve_missed(bytes, now_us, || pool.idle_bytes());
+            let changed = self.update_sizes_vary(&state, now_us);
+            self.update_needs_compaction(&state, now_us);
+            drop(state);
             self.log.sizes_changed(changed);
             if let Some(memory) = memory {
                 self.log.carved(bytes);
-                return Ok(memory);
+                return Ok(Some(memory));
             }
         }
         // A request that can never fit is no reason to release idle blocks.
@@ -107,39 +107,39 @@ impl Supply for ArenaSupply {
         let mut search = self.begin_search(bytes, now_us, calls, pool);
         loop {
             let idle_bytes = pool.idle_bytes();
-            let mut books = self.books();
-            if let Some(memory) = books.carve(bytes) {
-                return Ok(memory);
+            let mut state = self.state();
+            if let Some(memory) = state.carve(bytes) {
+                return Ok(Some(memory));
             }
             // The last round may have waited, and another thread may have returned a buffer meanwhile.
             if take_idle() {
-                return Err(AttemptError::FoundIdle);
+                return Ok(None);
             }
-            if search.givable_blocks > 0 && idle_bytes > 0 && books.could_cover(bytes, idle_bytes) {
-                drop(books);
+            if search.givable_blocks > 0 && idle_bytes > 0 && state.could_cover(bytes, idle_bytes) {
+                drop(state);
                 search.give_oldest();
                 continue;
             }
-            let limits = self.limits(&books, &search);
-            match books.plan_growth(bytes, limits) {
-                Ok(plan) if calls == SlowCalls::None => {
-                    books.abandon(plan);
+            let limits = self.limits(&state, &search);
+            match state.plan_growth(bytes, limits) {
+                Ok(plan) if calls == SlowCalls::Forbidden => {
+                    state.abandon(plan);
                     return Err(AttemptError::NeedsCall);
                 }
                 Ok(plan) => {
-                    if let Some(memory) = self.carry_out_growth(books, plan, &mut search)? {
-                        return Ok(memory);
+                    if let Some(memory) = self.carry_out_growth(state, plan, &mut search)? {
+                        return Ok(Some(memory));
                     }
                 }
                 Err(refusal) => {
                     search.claim_refusal = refusal;
                     // A plan of another thread may make room.
                     let may_wait = || calls.deadline() > Instant::now();
-                    if refusal.is_none() && books.arena.stats().transit_bytes > 0 && may_wait() {
-                        drop(self.finished.wait_until(books, calls.deadline()));
-                    } else if !self.make_room(books, limits, &mut search) {
-                        let memory = self.books().carve_in_other_regions(bytes);
-                        return memory.ok_or_else(|| self.refusal(search).into());
+                    if refusal.is_none() && state.arena.stats().transit_bytes > 0 && may_wait() {
+                        drop(self.finished.wait_until(state, calls.deadline()));
+                    } else if !self.make_room(state, limits, &mut search) {
+                        let memory = self.state().carve_in_other_regions(bytes);
+                        return memory.map(Some).ok_or_else(|| self.refusal(search).into());
                     }
                 }
             }
@@ -149,19 +149,19 @@ impl Supply for ArenaSupply {
     /// Takes back a block's memory. A pool ends once its last block is counted as returned, which may be before another
     /// thread returns that block's memory here. So the later of this call and `end` tears down.
     fn give(&self, memory: BlockMemory, now_us: u64, _may_wait: bool) {
-        // This supply makes only carved blocks.
+        // This supply provides only carved blocks.
         let BlockMemory::Carved { extent, .. } = memory else { return };
-        let mut books = self.books();
-        let unused = books.give(extent, now_us);
-        self.update_needs_compaction(&books, now_us);
-        drop(books);
+        let mut state = self.state();
+        let unused = state.give(extent, now_us);
+        self.update_needs_compaction(&state, now_us);
+        drop(state);
         if unused {
             self.tear_down(now_us);
         }
     }
 
     fn end(&self, now_us: u64) {
-        self.books().has_ended = true;
+        self.state().has_ended = true;
         self.tear_down(now_us);
     }
 
@@ -169,7 +169,7 @@ impl Supply for ArenaSupply {
         self.could_hold_bytes(class.bytes as u64)
     }
 
-    /// Counts in whole granules. Also returns 0 if the pool may not grow.
+    /// Counts whole granules. Also returns 0 if the pool may not grow.
     fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64 {
         let GrowthShape { largest_granule_bytes: granule_bytes, has_regions, .. } = self.shape;
         if has_regions || !self.settings.may_grow {
@@ -190,32 +190,32 @@ impl Supply for ArenaSupply {
     }
 
     fn all_block_bytes(&self) -> u64 {
-        self.books().arena.stats().live_bytes
+        self.state().arena.stats().live_bytes
     }
 
     fn held_bytes(&self) -> u64 {
-        self.books().held_bytes()
+        self.state().held_bytes()
     }
 
     fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
         let buffer_bytes = pool.idle_bytes();
-        self.books().idle_bytes(buffer_bytes)
+        self.state().idle_bytes(buffer_bytes)
     }
 
     fn calls(&self) -> SourceCalls {
-        self.books().calls
+        self.state().calls
     }
 
     fn fill(&self, stats: &mut Stats) {
-        self.books().fill(stats);
+        self.state().fill(stats);
     }
 }
 
 impl ArenaSupply {
-    /// Creates an arena over `source` that claims bytes by `claim`. Reserves addresses if the source has virtual memory; pins
-    /// nothing. Reads memory pressure from the file `pressure` if there is one, otherwise from the kernel's files.
+    /// Creates an arena over `source` that claims bytes through `claim`. Reserves addresses if the source has virtual memory;
+    /// pins nothing. Reads memory pressure from the file `pressure` if there is one, otherwise from the kernel's files.
     pub(crate) fn new(
-        source: CalledSource,
+        source: MeteredSource,
         claim: Claim,
         settings: ArenaSettings,
         log: Arc<PoolLog>,
@@ -228,12 +228,12 @@ impl ArenaSupply {
             settings,
             shape,
             budget: claim.budget().clone(),
-            books: Mutex::new(Books::new(arena, mappings, shape, claim)),
+            state: Mutex::new(ArenaState::new(arena, mappings, shape, claim)),
             finished: Condvar::default(),
             is_short: AtomicBool::new(false),
             quarantined: Arc::default(),
             has_logged_idle: AtomicBool::new(false),
-            is_varied: AtomicBool::new(false),
+            sizes_vary: AtomicBool::new(false),
             needs_compaction: AtomicBool::new(false),
             idle_polls: AtomicU32::new(u32::MAX),
             pressure: unmodeled::Mutex::new(PressureWatch::new(pressure)),
@@ -242,8 +242,8 @@ impl ArenaSupply {
         })
     }
 
-    pub(in crate::engine) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock()
+    pub(in crate::engine) fn state(&self) -> MutexGuard<'_, ArenaState> {
+        self.state.lock()
     }
 
     /// Divides the time for which free memory is kept by `divisor`, because memory is short. `None` restores the configured
@@ -252,24 +252,24 @@ impl ArenaSupply {
         // Relaxed: see `may_release_by_time`.
         self.is_short.store(divisor.is_some(), Ordering::Relaxed);
         let idle_timeout_us = self.settings.retention.idle_timeout_us.map(|us| us / divisor.unwrap_or(1).max(1));
-        self.books().arena.retention = Retention { idle_timeout_us, ..self.settings.retention };
+        self.state().arena.retention = Retention { idle_timeout_us, ..self.settings.retention };
     }
 
     /// Returns whether time alone will change the state of some free memory: it will be released, or become overdue.
     pub(in crate::engine) fn has_aging_memory(&self) -> bool {
-        let books = self.books();
-        let releasable_bytes = books.arena.releasable_bytes();
-        let aging = releasable_bytes > 0 && books.arena.retention.idle_timeout_us.is_some();
-        aging && (self.may_release_by_time() || books.overdue_bytes < releasable_bytes)
+        let state = self.state();
+        let releasable_bytes = state.arena.releasable_bytes();
+        let aging = releasable_bytes > 0 && state.arena.retention.idle_timeout_us.is_some();
+        aging && (self.may_release_by_time() || state.overdue_bytes < releasable_bytes)
     }
 
     /// Returns the length of the longest piece of free memory.
     pub(in crate::engine) fn longest_free_bytes(&self) -> u64 {
-        self.books().arena.longest_hole_bytes()
+        self.state().arena.longest_hole_bytes()
     }
 
     /// Returns whether there is free memory that would be released if memory became short.
     pub(in crate::engine) fn has_free(&self) -> bool {
-        self.books().arena.releasable_bytes() > 0
+        self.state().arena.releasable_bytes() > 0
     }
 }

@@ -24,20 +24,20 @@ pub(crate) enum BlockMemory {
 // SAFETY: the bytes belong to one block alone (source-C1, arena-I1) and are bound to no thread.
 #[allow(unsafe_code)]
 unsafe impl Send for BlockMemory {}
-// SAFETY: a shared reference gives out an address and numbers.
+// SAFETY: a shared reference exposes only an address and numbers.
 #[allow(unsafe_code)]
 unsafe impl Sync for BlockMemory {}
 
-/// The source calls that an attempt may make, and how long it waits for calls of other threads.
+/// The source calls that an attempt may make, and how long it waits for other threads' calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlowCalls {
     /// No calls, because a task polls the attempt.
-    None,
-    /// All calls; the attempt counts as a miss. It waits for other threads until this time.
-    All(Instant),
+    Forbidden,
+    /// All calls; the attempt is counted as a miss. It waits for other threads until this time.
+    AllOfMiss(Instant),
     /// All calls; an earlier attempt without calls has counted the miss.
-    AllUncounted(Instant),
-    /// As `AllUncounted`, but requests no memory from the source, which refused a call too recently.
+    AllOfRetry(Instant),
+    /// As `AllOfRetry`, but requests no memory from the source, which refused a call too recently.
     WithoutAcquire(Instant),
 }
 
@@ -45,14 +45,14 @@ impl SlowCalls {
     /// Returns the end of the wait for other threads.
     pub(crate) fn deadline(self) -> Instant {
         match self {
-            Self::None => Instant::now(),
-            Self::All(deadline) | Self::AllUncounted(deadline) | Self::WithoutAcquire(deadline) => deadline,
+            Self::Forbidden => Instant::now(),
+            Self::AllOfMiss(deadline) | Self::AllOfRetry(deadline) | Self::WithoutAcquire(deadline) => deadline,
         }
     }
 
     /// Returns the same calls, but without a wait for other threads.
     pub(crate) fn without_waiting(mut self) -> Self {
-        if let Self::All(until) | Self::AllUncounted(until) | Self::WithoutAcquire(until) = &mut self {
+        if let Self::AllOfMiss(until) | Self::AllOfRetry(until) | Self::WithoutAcquire(until) = &mut self {
             *until = Instant::now();
         }
         self
@@ -62,8 +62,6 @@ impl SlowCalls {
 /// The reason that an attempt ended without memory.
 #[derive(Debug)]
 pub(crate) enum AttemptError {
-    /// An idle block of the class was returned meanwhile, and the caller has taken it.
-    FoundIdle,
     /// The next attempt needs a source call, which the caller may not make.
     NeedsCall,
     Refused(Refusal),
@@ -82,7 +80,7 @@ impl From<Refusal> for AttemptError {
 }
 
 /// The reason that there is no memory: numbers from the claim or call that failed. [`Memory::explain`](super::Memory::explain)
-/// makes a text of it only when the refusal is shown, since the head of the queue fails repeatedly.
+/// turns it into text only when the refusal is shown, since the head of the queue fails repeatedly.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     /// A limit has no room.

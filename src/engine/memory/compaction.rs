@@ -8,8 +8,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::arena_state::ArenaState;
 use super::arena_supply::ArenaSupply;
-use super::books::Books;
 use crate::backend::{BuiltInSource, VirtualMemory};
 
 /// Maximum number of steps of one call, so that other pools do not wait long for the maintenance thread.
@@ -22,9 +22,9 @@ const IDLE_POLLS: u32 = 16;
 impl ArenaSupply {
     /// Returns whether sizes vary, so that a large buffer goes to the arena when it is returned (policy-R3). Costs one load.
     #[inline]
-    pub(in crate::engine) fn is_varied(&self) -> bool {
+    pub(in crate::engine) fn sizes_vary(&self) -> bool {
         // Relaxed: a hint; both paths of a return are correct.
-        self.is_varied.load(Ordering::Relaxed)
+        self.sizes_vary.load(Ordering::Relaxed)
     }
 
     /// Returns whether compaction has something to do. Costs one load.
@@ -34,28 +34,28 @@ impl ArenaSupply {
         self.needs_compaction.load(Ordering::Relaxed)
     }
 
-    /// Clears `is_varied` if sizes no longer vary at `now_us`, because the misses with wanted sizes are too long ago.
-    pub(in crate::engine) fn refresh_is_varied(&self, now_us: u64) {
-        if self.is_varied() {
-            let changed = self.update_is_varied(&self.books(), now_us);
+    /// Clears `sizes_vary` if sizes no longer vary at `now_us`, because the misses with wanted sizes are too long ago.
+    pub(in crate::engine) fn refresh_sizes_vary(&self, now_us: u64) {
+        if self.sizes_vary() {
+            let changed = self.update_sizes_vary(&self.state(), now_us);
             self.log.sizes_changed(changed);
         }
     }
 
     /// Updates whether sizes vary. Returns the new value if it has changed, for the log once the lock is released.
     #[must_use]
-    pub(in crate::engine) fn update_is_varied(&self, books: &Books, now_us: u64) -> Option<bool> {
-        let is_varied = books.is_varied(now_us);
+    pub(in crate::engine) fn update_sizes_vary(&self, state: &ArenaState, now_us: u64) -> Option<bool> {
+        let sizes_vary = state.sizes_vary(now_us);
         // Compare first: the cache line stays shared while nothing changes.
-        if self.is_varied() == is_varied {
+        if self.sizes_vary() == sizes_vary {
             return None;
         }
-        self.is_varied.store(is_varied, Ordering::Relaxed);
-        Some(is_varied)
+        self.sizes_vary.store(sizes_vary, Ordering::Relaxed);
+        Some(sizes_vary)
     }
 
-    pub(in crate::engine) fn update_needs_compaction(&self, books: &Books, now_us: u64) {
-        if self.is_varied() && !self.needs_compaction() && books.needs_compaction(now_us) {
+    pub(in crate::engine) fn update_needs_compaction(&self, state: &ArenaState, now_us: u64) {
+        if self.sizes_vary() && !self.needs_compaction() && state.needs_compaction(now_us) {
             self.needs_compaction.store(true, Ordering::Relaxed);
         }
     }
@@ -74,7 +74,7 @@ impl ArenaSupply {
             return false;
         }
         let Err(error) = self.source.unmap_old_places() else { return true };
-        let reported = self.books().record_not_unmapped(error);
+        let reported = self.state().record_not_unmapped(error);
         reported.unwrap_or_else(|error| self.log.release_delayed(&error));
         false
     }
@@ -104,10 +104,10 @@ impl ArenaSupply {
         if self.unmap_old_places() {
             return true;
         }
-        let mut books = self.books();
-        let Some(plan) = books.plan_compaction(now_us) else { return false };
-        if self.carry_out(books, plan, now_us, Instant::now(), None).is_err() {
-            self.books().next_compaction_us = now_us.saturating_add(PAUSE_AFTER_FAILURE_US);
+        let mut state = self.state();
+        let Some(plan) = state.plan_compaction(now_us) else { return false };
+        if self.carry_out(state, plan, now_us, Instant::now(), None).is_err() {
+            self.state().next_compaction_us = now_us.saturating_add(PAUSE_AFTER_FAILURE_US);
         }
         true
     }

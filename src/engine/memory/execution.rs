@@ -1,7 +1,7 @@
-//! Carries out the arena's plans on a source. The books are not locked meanwhile.
+//! Carries out the arena's plans on a source, while the arena's state is unlocked.
 //!
 //! ```text
-//!   Plan (numbers) ──▶ Execution: commit, decommit, remap on the source ──▶ what happened, for the books
+//!   Plan (numbers) ──▶ Execution: commit, decommit, remap on the source ──▶ what happened, for the arena state
 //! ```
 //!
 //! This module decides nothing.
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::called_source::CalledSource;
+use super::metered_source::MeteredSource;
 use super::shape::Mappings;
 use crate::arena::{Extent, Plan, Step, StepOutcome};
 use crate::backend::{AddressRange, BuiltInSource, Region, RemapError, SourceError, Subrange};
@@ -20,7 +20,7 @@ use crate::stats::SourceCalls;
 #[derive(Debug)]
 pub(in crate::engine) struct Execution {
     addresses: Option<Arc<AddressRange>>,
-    /// The time until which an acquisition may wait for acquisitions of other threads.
+    /// The time until which an acquisition may wait for other threads' acquisitions.
     until: Instant,
     /// Regions by range: at first the regions to release, at the end the regions that were acquired or not released, which then
     /// go to the mappings.
@@ -33,8 +33,8 @@ pub(in crate::engine) struct Execution {
 }
 
 impl Execution {
-    /// Prepares the steps of `plan`, and removes the regions to release from `mappings`. Acquisitions will wait for
-    /// acquisitions of other threads until `until`.
+    /// Prepares the steps of `plan`, and removes the regions to release from `mappings`. Acquisitions wait for other
+    /// threads' acquisitions until `until`.
     pub(in crate::engine) fn new(mappings: &mut Mappings, plan: &Plan, until: Instant) -> Self {
         let decommitted = plan.steps().iter().filter_map(Step::decommitted).map(Extent::range);
         let regions = decommitted.filter_map(|range| Some((range, mappings.regions.remove(&range)?))).collect();
@@ -44,7 +44,7 @@ impl Execution {
 
     /// Executes the steps of `plan` in order: every step of a release, and otherwise the steps up to the first that fails.
     /// The call may be slow.
-    pub(in crate::engine) fn execute(&mut self, source: &CalledSource, plan: &Plan) {
+    pub(in crate::engine) fn execute(&mut self, source: &MeteredSource, plan: &Plan) {
         let mut rest = plan.steps();
         while !rest.is_empty() && (self.error.is_none() || plan.is_release()) {
             let (now, later) = rest.split_at(steps_in_one_call(rest));
@@ -68,7 +68,7 @@ impl Execution {
     }
 
     #[allow(unsafe_code)]
-    fn commit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
+    fn commit(&mut self, source: &MeteredSource, extent: Extent) -> Result<(), SourceError> {
         let (place, counts) = (place(extent), &mut self.calls.pin);
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are uncommitted and in transit, so no other thread
@@ -84,7 +84,7 @@ impl Execution {
     }
 
     #[allow(unsafe_code)]
-    fn decommit(&mut self, source: &CalledSource, extent: Extent) -> Result<(), SourceError> {
+    fn decommit(&mut self, source: &MeteredSource, extent: Extent) -> Result<(), SourceError> {
         if let Some(region) = self.regions.remove(&extent.range()) {
             let again = Region::new(region.start(), region.len_bytes(), region.id());
             // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
@@ -103,7 +103,7 @@ impl Execution {
     }
 
     #[allow(unsafe_code)]
-    fn remap(&mut self, source: &CalledSource, moves: &[Step]) -> Result<(), RemapError> {
+    fn remap(&mut self, source: &MeteredSource, moves: &[Step]) -> Result<(), RemapError> {
         let cannot = || RemapError::Kept(SourceError::new("remap", "there are no granules"));
         let (mut sources, mut target) = (Vec::with_capacity(moves.len()), None);
         for step in moves {

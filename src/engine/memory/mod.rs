@@ -1,4 +1,4 @@
-//! The memory of a pool: its origin and its release (policy-R5, policy-R7, policy-R11).
+//! The memory of a pool: its sources and its release (policy-R5, policy-R7, policy-R11).
 //!
 //! ```text
 //!   find:    [lock: carve] ─fits─▶ memory
@@ -9,10 +9,10 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the memory of a pool; the interface of its two supplies |
-//! | `arena_supply.rs` | the supply of `adaptive`, an arena over a source; the loop of a miss; the lock around the books |
-//! | `books` | the content of that lock: arena, addresses, size history, reserve, claims |
+//! | `arena_supply.rs` | the supply of `adaptive`, an arena over a source; the loop of a miss; the lock around the state |
+//! | `arena_state` | the content of that lock: arena, addresses, size history, reserve, claims |
 //! | `search.rs` | the steps of that loop: growth, room, limits, the reason for a refusal |
-//! | `execution.rs`, `called_source.rs` | carry out a plan's steps on the source; record calls and catch panics |
+//! | `execution.rs`, `metered_source.rs` | carry out a plan's steps on the source; record calls and catch panics |
 //! | `compaction.rs`, `release.rs` | plans that remap and release memory |
 //! | `reserve.rs`, `pin_reserve.rs` | a reserve: its progress in the background; its steps |
 //! | `shape.rs` | addresses, and the size of granules |
@@ -21,9 +21,9 @@
 //! | `pressure.rs` | memory pressure |
 //! | `refusal.rs` | the text of a refusal, with a remedy |
 //!
-//! Bytes are claimed under the limits before the source is called, and returned on every path that fails. The books are not
-//! locked during a source call. This module never decides which idle buffer is reused, and reaches idle buffers only through
-//! [`PoolView`].
+//! Bytes are claimed under the limits before the source is called, and returned on every path that fails. The state of
+//! the arena is not locked during a source call. This module never decides which idle buffer is reused, and reaches idle buffers
+//! only through [`PoolView`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -35,12 +35,12 @@ use crate::report::PoolLog;
 use crate::size_class::Class;
 use crate::stats::{EvictionReason, SourceCalls, Stats};
 
+mod arena_state;
 mod arena_supply;
 mod block_memory;
-mod books;
-mod called_source;
 mod compaction;
 mod execution;
+mod metered_source;
 mod pin_reserve;
 mod pressure;
 mod refusal;
@@ -52,14 +52,14 @@ mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
 pub(crate) use block_memory::{Adopted, AttemptError, BlockMemory, Refusal, SlowCalls};
-pub(crate) use called_source::CalledSource;
+pub(crate) use metered_source::MeteredSource;
 pub(crate) use regions::RegionSupply;
 pub(crate) use shape::granule_bytes;
 
 /// The memory of one pool: a supply of pinned memory, pageable memory for requests without room for pinned memory, and memory
 /// that users have pinned under the same limit.
 pub(crate) struct Memory {
-    source: CalledSource,
+    source: MeteredSource,
     /// The limit of the pool.
     pub(in crate::engine) budget: Arc<Budget>,
     log: Arc<PoolLog>,
@@ -67,7 +67,8 @@ pub(crate) struct Memory {
     pub(in crate::engine) supply: Arc<dyn Supply>,
     /// The same supply if it is an arena, which also has a reserve and free memory.
     arena: Option<Arc<ArenaSupply>>,
-    pageable: Option<RegionSupply>,
+    /// The supply of pageable memory for a full pool.
+    pub(crate) pageable: Option<RegionSupply>,
     /// Blocks with copies that end at an unknown time, or never.
     pub(in crate::engine) quarantined: Arc<Counter>,
     /// The bytes that the process may lock, determined at the first use: finding them out takes system calls.
@@ -76,7 +77,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Creates the memory of a pool that makes one acquisition of `source` for each block, under the limits of `claim`.
-    pub(crate) fn of_regions(source: CalledSource, claim: Claim, log: Arc<PoolLog>) -> Self {
+    pub(crate) fn of_regions(source: MeteredSource, claim: Claim, log: Arc<PoolLog>) -> Self {
         let supply = Arc::new(RegionSupply::new(source.clone(), claim, Some(log.clone())));
         let (budget, quarantined, lock_limit) = (supply.budget.clone(), Arc::default(), OnceLock::new());
         Self { source, budget, log, supply, arena: None, pageable: None, quarantined, lock_limit }
@@ -87,11 +88,6 @@ impl Memory {
         let (quarantined, arena) = (arena.quarantined.clone(), Arc::new(arena));
         let (supply, lock_limit) = (arena.clone(), OnceLock::new());
         Self { source, budget, log, supply, arena: Some(arena), pageable: None, quarantined, lock_limit }
-    }
-
-    /// Sets the supply of pageable memory for a full pool.
-    pub(crate) fn with_pageable(self, pageable: Option<RegionSupply>) -> Self {
-        Self { pageable, ..self }
     }
 
     #[inline]
@@ -118,7 +114,7 @@ impl Memory {
 
     /// Acquires pageable memory for `class`, if this pool may use it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::All(Instant::now())).ok()
+        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::AllOfMiss(Instant::now())).ok()
     }
 
     /// Returns whether pageable memory for `class` would fit under its limit if no other pageable memory were held.
@@ -133,7 +129,7 @@ impl Memory {
         match level {
             LimitLevel::Shared => Some(self.supply.held_bytes().saturating_sub(bytes)),
             LimitLevel::Partition | LimitLevel::Pool => {
-                let by_others = self.arena.as_ref().map_or(0, |arena| arena.books().claimed_by_others());
+                let by_others = self.arena.as_ref().map_or(0, |arena| arena.state().claimed_by_others());
                 Some(self.budget.max_bytes()?.checked_sub(bytes)?.saturating_sub(by_others))
             }
         }
@@ -168,8 +164,8 @@ impl Memory {
 
 /// A supply of memory, pinned or pageable, for the blocks of one pool.
 pub(crate) trait Supply: Send + Sync {
-    /// Finds memory for a request of `class`, and releases idle blocks of `pool` to make room. Stops if `take_idle` takes an
-    /// idle block that was returned meanwhile. Makes the slow calls that `calls` permits.
+    /// Finds memory for a request of `class`, and releases idle blocks of `pool` to make room. Returns `None` if `take_idle` takes
+    /// an idle block that was returned meanwhile. Makes the slow calls that `calls` permits.
     fn find(
         &self,
         class: Class,
@@ -177,9 +173,9 @@ pub(crate) trait Supply: Send + Sync {
         calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
-    ) -> Result<BlockMemory, AttemptError>;
-    /// Takes back memory of [`find`](Self::find). Unless `may_wait`, a release that would wait for copies is postponed until
-    /// [`release_refused`](Self::release_refused) or [`end`](Self::end).
+    ) -> Result<Option<BlockMemory>, AttemptError>;
+    /// Takes back memory that [`find`](Self::find) returned. Unless `may_wait`, a release that would wait for copies is
+    /// postponed until [`release_refused`](Self::release_refused) or [`end`](Self::end).
     fn give(&self, memory: BlockMemory, now_us: u64, may_wait: bool);
     /// Tries again to release memory that was not released before; an arena does this in its next release. The call may be slow.
     fn release_refused(&self) {}
@@ -228,7 +224,7 @@ pub(crate) trait PoolView: Send + Sync {
 }
 
 /// Gives idle blocks of `pool` to the supply, the oldest first, while `is_wanted` returns true. Gives no more blocks than were
-/// idle at the start, so it ends although other threads return blocks meanwhile.
+/// idle at the start, so it ends even if other threads keep returning blocks.
 pub(crate) fn give_while(pool: &dyn PoolView, why: EvictionReason, mut is_wanted: impl FnMut() -> bool) {
     for _ in 0..pool.idle_buffers() {
         if !is_wanted() || !pool.give_oldest(why) {

@@ -18,9 +18,9 @@ use pinpool_os::threads;
 const STEP_BYTES: u64 = 8 << 20;
 /// Length of a region of the reserve, and so of the longest buffer in it, if the source has no virtual memory.
 const REGION_BYTES: u64 = 64 << 20;
-/// Longest wait of a step for calls of other threads.
+/// How long a step waits for other threads' calls.
 const STEP_PATIENCE: Duration = Duration::from_millis(100);
-/// Length down to which a refused slice is halved.
+/// A refused slice is halved repeatedly, down to this length.
 const SLICE_BYTES_MIN: u64 = 16 << 20;
 
 impl ArenaSupply {
@@ -28,11 +28,11 @@ impl ArenaSupply {
     /// of the slices that are pinned; without any, the call fails. The call may be slow.
     pub(in crate::engine) fn reserve_now(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
         let len = self.claim_reserve(bytes, pool)?;
-        let mut books = self.books();
-        books.requested_reserve_bytes += len;
+        let mut state = self.state();
+        state.requested_reserve_bytes += len;
         // A new reserve is reported from its beginning.
-        books.progress.reported = 0;
-        drop(books);
+        state.progress.reported = 0;
+        drop(state);
         let Slices { places, left_bytes, error, .. } = self.pin_slices(len);
         let pinned_bytes = len - left_bytes;
         match error {
@@ -74,44 +74,44 @@ impl ArenaSupply {
         let slices = slices.into_inner();
         if slices.left_bytes > 0 {
             // Both under one lock, so that memory that a request commits in between does not become part of this reserve.
-            let mut books = self.books();
-            books.unclaim_reserve(self.reserved_bytes(slices.left_bytes));
-            books.request_less(slices.left_bytes);
+            let mut state = self.state();
+            state.cancel_reserve_claim(self.reserved_bytes(slices.left_bytes));
+            state.reduce_reserve_request(slices.left_bytes);
         }
         slices
     }
 
     /// Returns the bytes that the system holds for a region of a reserve.
     fn reserved_bytes(&self, bytes: u64) -> u64 {
-        held(bytes, |len| self.source.held_bytes_fast(len))
+        held(bytes, |len| self.source.held_bytes_in_bulk(len))
     }
 
     /// Claims a reserve of `bytes`, and returns its length. Returns a refusal if the reserves would leave no room for a waiting
     /// request. Claims before it checks, so that a request that arrives meanwhile is refused.
     fn claim_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<u64, Refusal> {
-        let len = self.books().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
+        let len = self.state().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
         let waiting = pool.waiting_bytes();
         let short = waiting.iter().any(|&waiting_bytes| !self.could_hold_bytes(waiting_bytes));
         let Some(&first_bytes) = waiting.first().filter(|_| short) else { return Ok(len) };
-        self.books().unclaim_reserve(self.reserved_bytes(len));
+        self.state().cancel_reserve_claim(self.reserved_bytes(len));
         Err(Refusal::Queued { level: LimitLevel::Pool, waiting: waiting.len() as u64, first_bytes })
     }
 
-    /// Pins `bytes` of a reserve, which are claimed already, with this number of touching threads, and returns their addresses.
-    /// If that fails, the bytes stay claimed.
+    /// Pins `bytes` of a reserve, which are claimed already, with `threads` threads that touch the memory, and returns
+    /// their addresses. If that fails, the bytes stay claimed.
     fn pin_region(&self, bytes: u64, threads: usize, progress: &dyn Fn(usize)) -> Result<Range<usize>, SourceError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut pin = CallStats::default();
-        let acquire = |source: &dyn Source| source.acquire_fast(len, threads, progress);
+        let acquire = |source: &dyn Source| source.acquire_bulk(len, threads, progress);
         let acquired = self.source.acquire(len, &mut pin, acquire);
         let took = pin.time.total();
-        let mut books = self.books();
-        books.calls.pin.add(&pin);
+        let mut state = self.state();
+        state.calls.pin.add(&pin);
         let region = acquired?;
-        let (start, held_before_bytes) = (region.start().addr().get(), books.held_bytes());
-        let added = books.add_reserve(region, self.reserved_bytes(bytes));
-        let held_bytes = books.held_bytes();
-        drop(books);
+        let (start, held_before_bytes) = (region.start().addr().get(), state.held_bytes());
+        let added = state.add_reserve(region, self.reserved_bytes(bytes));
+        let held_bytes = state.held_bytes();
+        drop(state);
         self.log.acquired(bytes, held_before_bytes, held_bytes, 1, took);
         let Err(region) = added else { return Ok(start..start.saturating_add(len)) };
         self.release_region(region)?;
@@ -122,28 +122,28 @@ impl ArenaSupply {
     /// room for the step, memory that is committed already becomes part of the reserve. The call may be slow.
     pub(super) fn pin_step(&self, pool: &dyn PoolView) -> Result<(), Refusal> {
         let now_us = pool.now_us();
-        let mut books = self.books();
-        let to_come = books.reserve_to_come();
+        let mut state = self.state();
+        let to_come = state.unpinned_reserve_bytes();
         // Once the pool has ended, its addresses may be gone.
-        if to_come == 0 || books.has_ended {
+        if to_come == 0 || state.has_ended {
             return Ok(());
         }
         if !self.shape.has_regions {
-            let plan = books.plan_reserve_step(STEP_BYTES.min(to_come))?;
-            let carried_out = self.carry_out(books, plan, now_us, Instant::now() + STEP_PATIENCE, None);
+            let plan = state.plan_reserve_step(STEP_BYTES.min(to_come))?;
+            let carried_out = self.carry_out(state, plan, now_us, Instant::now() + STEP_PATIENCE, None);
             return carried_out.map(drop).map_err(Refusal::Source);
         }
         // The first region is short, so that it is pinned soon, and so are regions while copies are in flight, since pinning
         // delays enqueues.
-        let short = books.reserve_progress().0 == 0 || pool.has_copies();
-        drop(books);
+        let short = state.reserve_progress().0 == 0 || pool.has_copies();
+        drop(state);
         let bytes = to_come.min(if short { STEP_BYTES } else { REGION_BYTES });
-        let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.books().keep_committed(bytes))?;
+        let len = self.claim_reserve(bytes, pool).inspect_err(|_| self.state().keep_committed(bytes))?;
         let pinned = self.pin_region(len, self.settings.pin_threads, &|_| ());
         if pinned.is_err() {
-            self.books().unclaim_reserve(self.reserved_bytes(len));
+            self.state().cancel_reserve_claim(self.reserved_bytes(len));
         }
-        if self.books().is_unused() {
+        if self.state().is_unused() {
             // The pool has ended while this region was being pinned.
             self.tear_down(now_us);
         }

@@ -28,12 +28,12 @@ struct Gauge {
 
 /// The kernel's files are read once for all pools of the process.
 static OF_KERNEL: PerProcess<Mutex<Gauge>> =
-    PerProcess::new(|| Mutex::new(Gauge::new(PressureGauge::of_kernel(Path::new("/")))));
+    PerProcess::new(|| Mutex::new(Gauge::new(PressureGauge::from_kernel(Path::new("/")))));
 
 impl PressureWatch {
-    /// Creates a watch of `file` alone, or of the kernel's signs if there is no `file`.
+    /// Creates a watch of `file` alone, or of the kernel's files if there is no `file`.
     pub(super) fn new(file: Option<&Path>) -> Self {
-        let gauge = file.map(|file| Gauge::new(Some(PressureGauge::of_file(file))));
+        let gauge = file.map(|file| Gauge::new(Some(PressureGauge::from_file(file))));
         Self { gauge, pressure: Pressure::Calm }
     }
 

@@ -20,7 +20,7 @@ impl Memory {
         }
     }
 
-    /// Explains the refusal of a request of `class` in words. The error, the log lines, the dump and the diagnosis print the
+    /// Explains the refusal of a request of `class` as text. The error, the log lines, the dump and the diagnosis print the
     /// result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
         let limit = |level| self.limit_name(level);
@@ -38,7 +38,7 @@ impl Memory {
             }
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Pool, could_fit, bytes }) => {
                 let could_fit = *could_fit && self.supply.could_hold(class);
-                // A new granule or region may exceed the limit although the buffer does not.
+                // A new granule or region may exceed the limit even if the buffer does not.
                 needed_bytes = needed_bytes.max(if could_fit { 0 } else { *bytes });
                 let limit = limit(LimitLevel::Pool);
                 let found = match self.budget.max_bytes().map(Size) {

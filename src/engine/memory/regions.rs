@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::block_memory::{AttemptError, BlockMemory, Refusal, SlowCalls};
-use super::called_source::CalledSource;
+use super::metered_source::MeteredSource;
 use super::{PoolView, Supply};
 use crate::backend::{BuiltInSource, HeapSource, Region, Source, SourceError};
 use crate::quota::{Budget, Claim};
@@ -15,7 +15,7 @@ use pinpool_os::sync::unmodeled::Mutex;
 
 /// A source under a limit.
 pub(crate) struct RegionSupply {
-    source: CalledSource,
+    source: MeteredSource,
     pub(super) budget: Arc<Budget>,
     /// A claim of zero bytes, which keeps the shared limit joined until the pool has ended.
     base: Mutex<Option<Claim>>,
@@ -37,20 +37,20 @@ struct CallCounts {
 impl RegionSupply {
     /// Creates a supply of pageable memory, at most `max_bytes` at one time.
     pub(crate) fn pageable(max_bytes: Option<u64>) -> Self {
-        Self::new(CalledSource::new(Arc::new(HeapSource::new()), None), Budget::new(max_bytes).empty_claim(), None)
+        Self::new(MeteredSource::new(Arc::new(HeapSource::new()), None), Budget::new(max_bytes).empty_claim(), None)
     }
 
-    pub(crate) fn new(source: CalledSource, claim: Claim, log: Option<Arc<PoolLog>>) -> Self {
+    pub(crate) fn new(source: MeteredSource, claim: Claim, log: Option<Arc<PoolLog>>) -> Self {
         let (budget, base) = (claim.budget().clone(), Mutex::new(Some(claim)));
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
-    /// Acquires `class_bytes`, as far as `calls` allow. The call may be slow.
+    /// Acquires `class_bytes`, if `calls` permits it. The call may be slow.
     pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, AttemptError> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
-        if matches!(calls, SlowCalls::None | SlowCalls::WithoutAcquire(..)) {
-            // If there is room, nothing is claimed, since a claim would refuse other requests meanwhile.
+        if matches!(calls, SlowCalls::Forbidden | SlowCalls::WithoutAcquire(..)) {
+            // If there is room, nothing is claimed, since other requests would be refused while the claim exists.
             if self.budget.room_for(needed_bytes) < needed_bytes {
                 drop(claim()?);
             }
@@ -87,7 +87,7 @@ impl RegionSupply {
         if released.is_ok() {
             counts.held_bytes -= claim.bytes();
             drop(counts);
-            // Only now: the bytes are free for other requests once the source has released them.
+            // Dropped only now: the bytes are free for other requests once the source has released them.
             drop(claim);
         } else {
             self.refused.lock().push((again, claim));
@@ -109,20 +109,20 @@ impl Supply for RegionSupply {
         calls: SlowCalls,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
-    ) -> Result<BlockMemory, AttemptError> {
-        // No more blocks are released than were idle at first, although other threads may return blocks meanwhile.
-        let mut releasable_blocks = None;
+    ) -> Result<Option<BlockMemory>, AttemptError> {
+        // No more blocks are released than were idle at first, even if other threads keep returning blocks.
+        let mut givable_blocks = None;
         loop {
             if take_idle() {
-                return Err(AttemptError::FoundIdle);
+                return Ok(None);
             }
             let refusal = match self.acquire(class.bytes, calls) {
                 // A request that can never fit is no reason to release idle blocks.
                 Err(AttemptError::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
-                acquired => return acquired,
+                acquired => return acquired.map(Some),
             };
-            let left = releasable_blocks.get_or_insert_with(|| pool.idle_buffers());
-            if calls == SlowCalls::None && *left > 0 {
+            let left = givable_blocks.get_or_insert_with(|| pool.idle_buffers());
+            if calls == SlowCalls::Forbidden && *left > 0 {
                 return Err(AttemptError::NeedsCall);
             }
             if *left == 0 || !pool.give_oldest(EvictionReason::Reclaimed) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::arena_state::ArenaState;
 use super::arena_supply::ArenaSupply;
-use super::books::Books;
 use super::shape::Mappings;
 use super::{Memory, PoolView, give_while};
 use crate::arena::Plan;
@@ -25,8 +25,8 @@ impl Memory {
     /// Releases idle memory of `pool` until at most `to_bytes` are held or nothing is idle.
     pub(in crate::engine) fn trim(&self, to_bytes: u64, pool: &dyn PoolView, now_us: u64) {
         let plan =
-            |books: &mut Books| books.arena.release_down_to(to_bytes.saturating_sub(books.reserve_overhead_bytes));
-        give_while(pool, EvictionReason::Released, || {
+            |state: &mut ArenaState| state.arena.release_down_to(to_bytes.saturating_sub(state.reserve_overhead_bytes));
+        give_while(pool, EvictionReason::Other, || {
             self.release_free(now_us, plan);
             self.supply.held_bytes() > to_bytes
         });
@@ -41,7 +41,7 @@ impl Memory {
         let must_evict = || {
             let bytes = excess_bytes();
             if bytes > 0 {
-                self.release_free(now_us, |books| books.plan_release_of(bytes));
+                self.release_free(now_us, |state| state.plan_release_of(bytes));
             }
             self.lacks_free(excess_bytes())
         };
@@ -56,18 +56,18 @@ impl Memory {
         let released_bytes = || before_bytes.saturating_sub(self.supply.held_bytes());
         pool.sweep_in_flight();
         give_while(pool, EvictionReason::Reclaimed, || self.lacks_free(bytes.saturating_sub(released_bytes())));
-        self.release_free(now_us, |books| books.plan_release_of(bytes));
+        self.release_free(now_us, |state| state.plan_release_of(bytes));
         released_bytes()
     }
 
     /// Returns whether the release of `bytes` requires another eviction. Memory that the driver refuses to release stays free,
     /// so it causes no further evictions.
     fn lacks_free(&self, bytes: u64) -> bool {
-        self.arena.as_ref().map_or(bytes > 0, |arena| arena.books().lacks_free(bytes))
+        self.arena.as_ref().map_or(bytes > 0, |arena| arena.state().lacks_free(bytes))
     }
 
     /// Releases the free memory that `plan` selects, if there is an arena.
-    fn release_free(&self, now_us: u64, plan: impl FnOnce(&mut Books) -> Option<Plan>) {
+    fn release_free(&self, now_us: u64, plan: impl FnOnce(&mut ArenaState) -> Option<Plan>) {
         if let Some(arena) = &self.arena {
             arena.release(now_us, plan).unwrap_or_else(|error| self.log.release_delayed(&error));
         }
@@ -87,7 +87,7 @@ impl ArenaSupply {
             give_while(pool, EvictionReason::Reclaimed, || true);
             trim_all();
         }
-        self.refresh_is_varied(now_us);
+        self.refresh_sizes_vary(now_us);
         self.release_due(now_us).unwrap_or_else(|error| self.log.release_delayed(&error));
         self.resume_reserve(false);
     }
@@ -97,19 +97,19 @@ impl ArenaSupply {
     pub(in crate::engine) fn release_due(self: &Arc<Self>, now_us: u64) -> Result<(), SourceError> {
         if !self.may_release_by_time() {
             // Memory that is due is kept, because its release would wait for the device.
-            let overdue_bytes = self.books().count_overdue(now_us);
+            let overdue_bytes = self.state().count_overdue(now_us);
             if overdue_bytes > 0 && !self.has_logged_idle.swap(true, Ordering::Relaxed) {
                 self.log.idle_kept(overdue_bytes, self.source.name());
             }
             return Ok(());
         }
         // Relaxed: a thread that sees an old value finds nothing due.
-        if self.is_releasing.load(Ordering::Relaxed) || !self.books().arena.is_release_due(now_us) {
+        if self.is_releasing.load(Ordering::Relaxed) || !self.state().arena.is_release_due(now_us) {
             return Ok(());
         }
-        let plan_due = move |books: &mut Books| {
-            books.overdue_bytes = 0;
-            books.arena.release_due(now_us)
+        let plan_due = move |state: &mut ArenaState| {
+            state.overdue_bytes = 0;
+            state.arena.release_due(now_us)
         };
         let release = move |supply: &Self| supply.release(now_us, plan_due);
         if !self.source.needs_gpu() {
@@ -121,7 +121,7 @@ impl ArenaSupply {
         }
         let supply = self.clone();
         let round = move || {
-            // `None`: the process exits.
+            // `None` if the process is exiting.
             let call = MaintenanceThread::of_process().enter();
             let released = if call.is_some() { release(&supply) } else { Ok(()) };
             drop(call);
@@ -153,50 +153,50 @@ impl ArenaSupply {
     pub(in crate::engine) fn release(
         &self,
         now_us: u64,
-        plan: impl FnOnce(&mut Books) -> Option<Plan>,
+        plan: impl FnOnce(&mut ArenaState) -> Option<Plan>,
     ) -> Result<(), SourceError> {
         if self.may_never_release() {
             return Ok(());
         }
-        let mut books = self.books();
-        let Some(plan) = plan(&mut books) else { return Ok(()) };
-        self.carry_out(books, plan, now_us, Instant::now(), None).map(drop)
+        let mut state = self.state();
+        let Some(plan) = plan(&mut state) else { return Ok(()) };
+        self.carry_out(state, plan, now_us, Instant::now(), None).map(drop)
     }
 
     /// Releases all memory without a block in it, and the addresses only if there is no block at all. A leaked or abandoned
     /// block keeps the addresses until the process ends. If a release fails, its memory or addresses stay until then, since
     /// nothing tries it again. If a release might never return, releases nothing.
     pub(in crate::engine) fn tear_down(&self, now_us: u64) {
-        if self.may_never_release() && self.books().held_bytes() > 0 {
-            let mut books = self.books();
-            let (held_bytes, ended) = (books.held_bytes(), books.end_claims(false));
-            drop(books);
+        if self.may_never_release() && self.state().held_bytes() > 0 {
+            let mut state = self.state();
+            let (held_bytes, ended) = (state.held_bytes(), state.end_claims(false));
+            drop(state);
             drop(ended);
             return self.log.close_left_pinned(held_bytes);
         }
         let mut released = Ok(());
         let Mappings { addresses, regions } = loop {
-            released = released.and(self.release(now_us, Books::plan_release_all));
-            let mut books = self.books();
+            released = released.and(self.release(now_us, ArenaState::plan_release_all));
+            let mut state = self.state();
             // Another thread may be releasing granules, too.
-            while books.arena.stats().transit_bytes > 0 {
-                books = self.finished.wait(books);
+            while state.arena.stats().transit_bytes > 0 {
+                state = self.finished.wait(state);
             }
             // `None`: the last block was returned after the release above. Its granules must be released before their
             // addresses.
-            if let Some(mappings) = books.take_mappings() {
+            if let Some(mappings) = state.take_mappings() {
                 break mappings;
             }
         };
         // A failure does not prevent the other releases.
         let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.unreserve(addresses)));
         let released = regions.into_values().map(|region| self.release_region(region)).fold(released, Result::and);
-        let mut books = self.books();
-        let all_released = released.is_ok() && books.is_unused();
+        let mut state = self.state();
+        let all_released = released.is_ok() && state.is_unused();
         // A thread that is still returning a block calls this function again afterwards.
-        let is_last = books.is_unused() || self.quarantined.get() > 0;
-        let (held_bytes, ended) = (books.held_bytes(), is_last.then(|| books.end_claims(all_released)).flatten());
-        drop(books);
+        let is_last = state.is_unused() || self.quarantined.get() > 0;
+        let (held_bytes, ended) = (state.held_bytes(), is_last.then(|| state.end_claims(all_released)).flatten());
+        drop(state);
         drop(ended);
         if let Err(error) = released {
             self.log.close_unreleased(held_bytes, &error);
@@ -206,10 +206,10 @@ impl ArenaSupply {
     #[allow(unsafe_code)] // Memory leaves the pool.
     pub(in crate::engine) fn release_region(&self, region: Region) -> Result<(), SourceError> {
         let mut unpin = CallStats::default();
-        // SAFETY: the region is of this source. It left the mappings when no block was left in the arena (books-I1), or the
+        // SAFETY: the region is of this source. It left the mappings when no block was left in the arena (arena-state-I1), or the
         // arena never had a range for it and so no block in it.
         let released = unsafe { self.source.release(region, &mut unpin) };
-        self.books().calls.unpin.add(&unpin);
+        self.state().calls.unpin.add(&unpin);
         released
     }
 

@@ -24,7 +24,7 @@ use crate::report;
 /// Time between two checks of a thread that waits for the reserve. It must poll: memory that requests commit becomes part of
 /// the reserve without a notification.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
-/// Longest wait of `cancel_reserve` for a step.
+/// How long `cancel_reserve` waits for a step.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
 /// The log reports the progress of a reserve in this many parts.
 const REPORTS: u128 = 4;
@@ -32,24 +32,24 @@ const REPORTS: u128 = 4;
 impl ArenaSupply {
     /// Requests a reserve of `bytes` and pins its first step. The rest follows while the pool is in use. The call may be slow.
     pub(in crate::engine) fn begin_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<(), Refusal> {
-        let mut books = self.books();
-        books.request_reserve(bytes)?;
-        let pinned_bytes = books.reserve_progress().0;
-        let progress = &mut books.progress;
+        let mut state = self.state();
+        state.request_reserve(bytes)?;
+        let pinned_bytes = state.reserve_progress().0;
+        let progress = &mut state.progress;
         let is_first = progress.begun.is_none();
         progress.begun.get_or_insert((Instant::now(), pinned_bytes));
         (progress.stopped, progress.reported) = (None, 0);
         (progress.lacks_room, progress.has_logged_lack) = (false, false);
-        drop(books);
+        drop(state);
         if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step(pool) {
-            let mut books = self.books();
-            books.request_less(bytes);
+            let mut state = self.state();
+            state.reduce_reserve_request(bytes);
             // Another reserve may have been requested meanwhile.
-            books.progress.begun =
-                books.progress.begun.filter(|_| books.reserve_progress().0 < books.reserve_progress().1);
+            state.progress.begun =
+                state.progress.begun.filter(|_| state.reserve_progress().0 < state.reserve_progress().1);
             return Err(refusal);
         }
-        let (pinned_bytes, target_bytes) = self.books().reserve_progress();
+        let (pinned_bytes, target_bytes) = self.state().reserve_progress();
         self.log.reserve_started(pinned_bytes, target_bytes);
         if pinned_bytes >= target_bytes {
             self.end_reserve();
@@ -59,22 +59,22 @@ impl ArenaSupply {
 
     /// Returns how soon the next step is due. A reserve without room waits for a tick.
     pub(in crate::engine) fn reserve_pace(&self) -> Pace {
-        self.books().progress.pace()
+        self.state().progress.pace()
     }
 
     /// Lets a reserve that waits for room try its next step again, because there may be room. If the limit `is_raised`, also
     /// continues a reserve that was complete before the limit was lowered.
     pub(in crate::engine) fn resume_reserve(&self, is_raised: bool) {
-        let mut books = self.books();
-        books.progress.lacks_room = false;
-        if is_raised && books.reserve_to_come() > 0 {
-            let pinned_bytes = books.reserve_progress().0;
-            books.progress.begun.get_or_insert((Instant::now(), pinned_bytes));
+        let mut state = self.state();
+        state.progress.lacks_room = false;
+        if is_raised && state.unpinned_reserve_bytes() > 0 {
+            let pinned_bytes = state.reserve_progress().0;
+            state.progress.begun.get_or_insert((Instant::now(), pinned_bytes));
         }
     }
 
     /// Makes one step, if one is due, and logs its result. Returns whether another step is due now. The call may be slow.
-    pub(in crate::engine) fn reserve_turn(&self, pool: &dyn PoolView) -> bool {
+    pub(in crate::engine) fn run_reserve_step(&self, pool: &dyn PoolView) -> bool {
         if self.reserve_pace() != Pace::Steps {
             return false;
         }
@@ -87,16 +87,16 @@ impl ArenaSupply {
                 pool.on_room_made();
             }
             // Memory that requests have committed has completed the reserve.
-            Err(_) if self.books().reserve_to_come() == 0 => {}
+            Err(_) if self.state().unpinned_reserve_bytes() == 0 => {}
             Err(Refusal::Source(error)) => {
-                self.books().progress.stopped = Some(error.clone());
+                self.state().progress.stopped = Some(error.clone());
                 self.update_want();
-                let (pinned_bytes, target_bytes) = self.books().reserve_progress();
+                let (pinned_bytes, target_bytes) = self.state().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, target_bytes, &error);
             }
             Err(Refusal::Limit(_) | Refusal::Queued { .. }) => self.pause_reserve(),
         }
-        if self.books().reserve_to_come() == 0 {
+        if self.state().unpinned_reserve_bytes() == 0 {
             self.end_reserve();
         }
         self.reserve_pace() == Pace::Steps
@@ -104,15 +104,15 @@ impl ArenaSupply {
 
     /// Pauses the reserve until there is room for the next step, and logs that once.
     fn pause_reserve(&self) {
-        let mut books = self.books();
-        books.progress.lacks_room = true;
-        let was_logged = std::mem::replace(&mut books.progress.has_logged_lack, true);
-        let (pinned_bytes, target_bytes) = books.reserve_progress();
-        drop(books);
+        let mut state = self.state();
+        state.progress.lacks_room = true;
+        let was_logged = std::mem::replace(&mut state.progress.has_logged_lack, true);
+        let (pinned_bytes, target_bytes) = state.reserve_progress();
+        drop(state);
         if !was_logged {
             self.log.reserve_paused(pinned_bytes, target_bytes, self.budget.max_bytes());
         }
-        // Releases by other members before the want was raised notified no thread.
+        // No thread was notified of releases by other members before the want was raised.
         if self.update_want() {
             self.resume_reserve(false);
         }
@@ -122,34 +122,34 @@ impl ArenaSupply {
     /// missing bytes for which the pool's own limit leaves room, and otherwise no more than before. Returns whether it wants
     /// more than before.
     fn update_want(&self) -> bool {
-        let books = self.books();
+        let state = self.state();
         // If the limit is no longer shared, a want may remain from the time when it was.
-        if !self.budget.is_shared() && books.progress.want.bytes() == 0 {
+        if !self.budget.is_shared() && state.progress.want.bytes() == 0 {
             return false;
         }
-        let lacking_bytes = books.reserve_to_come().min(self.budget.own_room_bytes());
-        let before_bytes = books.progress.want.bytes();
-        let now_bytes = match books.progress.pace() {
+        let lacking_bytes = state.unpinned_reserve_bytes().min(self.budget.own_room_bytes());
+        let before_bytes = state.progress.want.bytes();
+        let now_bytes = match state.progress.pace() {
             Pace::Never => 0,
             Pace::Quiet => lacking_bytes,
             _ => before_bytes.min(lacking_bytes),
         };
         // Under the lock, so that two changes reach the shared limit in order. The needed bytes are 0, since others release
         // only idle memory for a reserve.
-        self.budget.set_want(&books.progress.want, now_bytes, 0);
+        self.budget.set_want(&state.progress.want, now_bytes, 0);
         now_bytes > before_bytes
     }
 
     /// Logs each time that another quarter of all reserves is pinned. `unfinished_bytes` of a call in progress count as pinned.
     pub(super) fn report_progress(&self, unfinished_bytes: u64) {
-        let mut books = self.books();
-        let (pinned_bytes, target_bytes) = books.reserve_progress();
+        let mut state = self.state();
+        let (pinned_bytes, target_bytes) = state.reserve_progress();
         let pinned_bytes = pinned_bytes + unfinished_bytes;
         let reached = u128::from(pinned_bytes) * REPORTS / u128::from(target_bytes.max(1));
-        let is_new = reached > books.progress.reported && reached < REPORTS;
-        books.progress.reported = books.progress.reported.max(reached);
-        let eta = books.reserve_eta();
-        drop(books);
+        let is_new = reached > state.progress.reported && reached < REPORTS;
+        state.progress.reported = state.progress.reported.max(reached);
+        let eta = state.reserve_eta();
+        drop(state);
         if is_new {
             self.log.reserve_progress(pinned_bytes, target_bytes, eta);
         }
@@ -157,11 +157,11 @@ impl ArenaSupply {
 
     /// Ends the progress of a reserve that is complete, and logs that once.
     fn end_reserve(&self) {
-        let mut books = self.books();
-        let begun = books.progress.begun.take();
-        (books.progress.lacks_room, books.progress.has_logged_lack) = (false, false);
-        let pinned_bytes = books.reserve_progress().0;
-        drop(books);
+        let mut state = self.state();
+        let begun = state.progress.begun.take();
+        (state.progress.lacks_room, state.progress.has_logged_lack) = (false, false);
+        let pinned_bytes = state.reserve_progress().0;
+        drop(state);
         self.update_want();
         let Some((at, before_bytes)) = begun else { return };
         self.log.reserve_complete(pinned_bytes.saturating_sub(before_bytes), at.elapsed(), self.source.numa_node());
@@ -170,7 +170,7 @@ impl ArenaSupply {
     /// Cancels the reserve because the pool ends: no step begins from now on. Waits for a step in progress.
     pub(in crate::engine) fn cancel_reserve(&self) {
         let until = Instant::now() + CANCEL_PATIENCE;
-        self.books().progress.is_cancelled = true;
+        self.state().progress.is_cancelled = true;
         while self.reserve_step.try_lock().is_none() && Instant::now() < until {
             thread::sleep(CHECK_EVERY);
         }
@@ -189,19 +189,19 @@ impl ArenaSupply {
         unthreaded: Option<&dyn PoolView>,
     ) -> Result<bool, SourceError> {
         loop {
-            let due = unthreaded.is_some_and(|pool| self.reserve_turn(pool));
-            let books = self.books();
-            let (pinned_bytes, target_bytes) = books.reserve_progress();
+            let due = unthreaded.is_some_and(|pool| self.run_reserve_step(pool));
+            let state = self.state();
+            let (pinned_bytes, target_bytes) = state.reserve_progress();
             if pinned_bytes >= target_bytes {
                 return Ok(true);
             }
-            if let Some(error) = &books.progress.stopped {
+            if let Some(error) = &state.progress.stopped {
                 return Err(error.clone());
             }
-            if Instant::now() >= until || books.progress.is_cancelled {
+            if Instant::now() >= until || state.progress.is_cancelled {
                 return Ok(false);
             }
-            drop(books);
+            drop(state);
             if !due {
                 thread::sleep(CHECK_EVERY.min(until.saturating_duration_since(Instant::now())));
             }
@@ -213,12 +213,12 @@ impl ArenaSupply {
         // A log sink may end the pool, so log lines are delivered after the step.
         let _deferral = report::defer();
         let (call, step) = (MaintenanceThread::of_process().enter(), self.reserve_step.try_lock());
-        let mut books = self.books();
-        books.progress.is_cancelled |= call.is_none();
-        if books.progress.is_cancelled || step.is_none() {
+        let mut state = self.state();
+        state.progress.is_cancelled |= call.is_none();
+        if state.progress.is_cancelled || step.is_none() {
             return None;
         }
-        drop(books);
+        drop(state);
         Some(self.pin_step(pool))
     }
 }

@@ -2,16 +2,16 @@
 //! finding the reason for a refusal. [`ArenaSupply::find`](super::Supply::find) runs them in a loop.
 //!
 //! - **search-I1**: until its first sweep of copies, a search releases no more idle blocks than were idle at its start;
-//!   afterwards, no more than were idle after that sweep. So a search ends although other threads return blocks meanwhile.
+//!   afterwards, no more than were idle after that sweep. So a search ends even if other threads keep returning blocks.
 //! - **search-I2**: a request is refused for lack of room only after a sweep, and only if no idle block is left that would
 //!   help.
 
 use std::time::Instant;
 
 use super::PoolView;
+use super::arena_state::ArenaState;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::{BlockMemory, Refusal, SlowCalls};
-use super::books::Books;
 use super::execution::Execution;
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
@@ -79,20 +79,20 @@ impl ArenaSupply {
     /// refused, since a buffer that other threads return is found in the wait queue.
     pub(super) fn carry_out_growth(
         &self,
-        books: MutexGuard<'_, Books>,
+        state: MutexGuard<'_, ArenaState>,
         plan: Plan,
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
         let Search { bytes, now_us, calls, .. } = *search;
         let (buffer, surplus_bytes) = (plan.buffer(), plan.surplus_bytes());
-        let finished = self.carry_out(books, plan, now_us, calls.deadline(), Some(bytes));
+        let finished = self.carry_out(state, plan, now_us, calls.deadline(), Some(bytes));
         self.request_unmap();
-        let mut books = self.books();
-        self.update_needs_compaction(&books, now_us);
+        let mut state = self.state();
+        self.update_needs_compaction(&state, now_us);
         let error = match finished {
             Ok(is_granted) => {
-                books.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.has_regions);
-                let memory = buffer.filter(|_| is_granted).and_then(|buffer| books.memory_at(buffer));
+                state.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.has_regions);
+                let memory = buffer.filter(|_| is_granted).and_then(|buffer| state.memory_at(buffer));
                 let not_granted = || Refusal::Source(SourceError::new("allocation", "the plan was not granted"));
                 return memory.map(Some).ok_or_else(not_granted);
             }
@@ -113,16 +113,16 @@ impl ArenaSupply {
     /// regions (policy-R8). Returns whether the search should plan again.
     pub(super) fn make_room(
         &self,
-        books: MutexGuard<'_, Books>,
+        state: MutexGuard<'_, ArenaState>,
         limits: GrowthLimits,
         search: &mut Search<'_>,
     ) -> bool {
-        let arena = books.arena.stats();
+        let arena = state.arena.stats();
         // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
-        let lacking_bytes = books.arena.held_bytes(search.bytes).saturating_sub(available_bytes);
+        let lacking_bytes = state.arena.held_bytes(search.bytes).saturating_sub(available_bytes);
         let could_release_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
-        drop(books);
+        drop(state);
         search.pool.sweep_in_flight();
         let idle_bytes = search.pool.idle_bytes();
         if !std::mem::replace(&mut search.has_swept, true) {
@@ -145,13 +145,13 @@ impl ArenaSupply {
     }
 
     /// Returns the limits of the next plan.
-    pub(super) fn limits(&self, books: &Books, search: &Search<'_>) -> GrowthLimits {
-        let room_bytes = self.budget.room_for(books.arena.grown_bytes(search.bytes));
+    pub(super) fn limits(&self, state: &ArenaState, search: &Search<'_>) -> GrowthLimits {
+        let room_bytes = self.budget.room_for(state.arena.grown_bytes(search.bytes));
         let commit_bytes = match search.commit {
             CommitSize::Nothing => 0,
             _ if self.settings.may_grow => room_bytes,
             // The part of the reserve that is still to come.
-            _ => room_bytes.min(books.reserve_to_come()),
+            _ => room_bytes.min(state.unpinned_reserve_bytes()),
         };
         let (step_bytes, largest_miss_bytes) = match search.commit {
             CommitSize::OneBuffer | CommitSize::Nothing => (0, 0),
@@ -159,7 +159,7 @@ impl ArenaSupply {
                 // A long registration delays enqueues.
                 let in_short_steps = self.source.blocks_on_release() && search.pool.has_copies();
                 let step_bytes = if in_short_steps { STEP_DURING_COPIES_BYTES } else { u64::MAX };
-                (step_bytes, books.sizes.missed.largest(search.now_us))
+                (step_bytes, state.sizes.missed.largest(search.now_us))
             }
         };
         let nothing_else = search.may_release_regions || search.commit == CommitSize::Nothing;
@@ -169,29 +169,29 @@ impl ArenaSupply {
             may_decommit_regions: !self.source.blocks_on_release() || nothing_else && !self.may_never_release(),
             step_bytes,
             largest_miss_bytes,
-            known_bytes: books.sizes.held.largest(search.now_us),
+            known_bytes: state.sizes.held.largest(search.now_us),
         }
     }
 
-    /// Carries out `plan`. Waits for calls of other threads until `until`. Logs what was pinned, for `requested_bytes` if they are
-    /// known. Returns whether the plan's block was granted. The call may be slow.
+    /// Carries out `plan`. Waits for other threads' calls until `until`. Logs what was pinned, for `requested_bytes` if
+    /// they are known. Returns whether the plan's block was granted. The call may be slow.
     pub(super) fn carry_out(
         &self,
-        mut books: MutexGuard<'_, Books>,
+        mut state: MutexGuard<'_, ArenaState>,
         plan: Plan,
         now_us: u64,
         until: Instant,
         requested_bytes: Option<u64>,
     ) -> Result<bool, SourceError> {
-        let mut execution = Execution::new(&mut books.mappings, &plan, until);
-        drop(books);
+        let mut execution = Execution::new(&mut state.mappings, &plan, until);
+        drop(state);
         execution.execute(&self.source, &plan);
         let (pin_calls, took) = (execution.calls.pin.count, execution.calls.time());
-        let mut books = self.books();
-        let held_before_bytes = books.held_bytes();
-        let finished = books.finish_plan(plan, execution, now_us);
-        let held_bytes = books.held_bytes();
-        drop(books);
+        let mut state = self.state();
+        let held_before_bytes = state.held_bytes();
+        let finished = state.finish_plan(plan, execution, now_us);
+        let held_bytes = state.held_bytes();
+        drop(state);
         self.finished.notify_all();
         if pin_calls > 0 {
             let requested_bytes = requested_bytes.unwrap_or(held_bytes.saturating_sub(held_before_bytes));
@@ -202,16 +202,16 @@ impl ArenaSupply {
 
     /// Returns whether a block of `bytes` could be held if everything else were released.
     pub(super) fn could_hold_bytes(&self, bytes: u64) -> bool {
-        self.fits(bytes) && (bytes <= self.shape.longest_bytes || bytes <= self.books().reserve_bytes().1)
+        self.fits(bytes) && (bytes <= self.shape.longest_bytes || bytes <= self.state().reserve_bytes().1)
     }
 
     /// Returns whether the limit would leave room for a block of `bytes` if everything else were released.
     fn fits(&self, bytes: u64) -> bool {
-        let books = self.books();
-        let (reserve_bytes, largest_reserve_bytes) = books.reserve_bytes();
+        let state = self.state();
+        let (reserve_bytes, largest_reserve_bytes) = state.reserve_bytes();
         let room_bytes = self.budget.highest_claim_bytes().saturating_sub(reserve_bytes);
-        let grown_bytes = books.arena.grown_bytes(bytes);
-        let in_reserve = !self.shape.has_regions && grown_bytes <= books.reserve_in_granules();
+        let grown_bytes = state.arena.grown_bytes(bytes);
+        let in_reserve = !self.shape.has_regions && grown_bytes <= state.reserve_in_granules();
         let may_grow = self.settings.may_grow || in_reserve;
         bytes <= largest_reserve_bytes || may_grow && grown_bytes <= room_bytes
     }
@@ -221,14 +221,14 @@ impl ArenaSupply {
         if !self.settings.may_grow {
             return self.budget.own_refusal(bytes).into();
         }
-        let books = self.books();
+        let state = self.state();
         // Idle memory of this pool is used first, and is claimed already.
-        let arena = books.arena.stats();
+        let arena = state.arena.stats();
         let reusable_bytes = idle_bytes.saturating_add(arena.idle_bytes);
         // Regions that contain only idle buffers have holes, too, which are released with them.
         let hole_bytes = if self.shape.has_regions { arena.hole_bytes - arena.reserve_hole_bytes } else { 0 };
-        let (missing_bytes, grown_bytes) = (books.arena.missing_bytes(bytes), books.arena.grown_bytes(bytes));
-        drop(books);
+        let (missing_bytes, grown_bytes) = (state.arena.missing_bytes(bytes), state.arena.grown_bytes(bytes));
+        drop(state);
         let addressable = missing_bytes.is_some() && bytes <= self.shape.longest_bytes;
         let has_limit = self.budget.max_bytes().is_some() || self.budget.is_shared();
         let fits = self.fits(bytes);
@@ -243,7 +243,7 @@ impl ArenaSupply {
         let claimed_bytes =
             if fits { missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes)) } else { grown_bytes };
         let (own_bytes, rest_bytes) = (self.budget.own_room_bytes(), claimed_bytes.saturating_sub(hole_bytes));
-        // The limit may have room although no plan was found: idle memory may be at other addresses.
+        // The limit may have room even if no plan was found: idle memory may be at other addresses.
         let most_bytes = own_bytes.saturating_add(reusable_bytes);
         let wanted = [(claimed_bytes, own_bytes), (rest_bytes, own_bytes), (grown_bytes, most_bytes)];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
@@ -253,7 +253,7 @@ impl ArenaSupply {
 }
 
 impl Search<'_> {
-    /// Releases the block that has been idle longest, unless another thread was faster.
+    /// Gives the memory of the block that has been idle longest to the arena, unless another thread was faster.
     pub(super) fn give_oldest(&mut self) {
         self.givable_blocks -= 1;
         self.pool.give_oldest(EvictionReason::Reclaimed);

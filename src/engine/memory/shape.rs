@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::called_source::CalledSource;
+use super::metered_source::MeteredSource;
 use crate::arena::{Arena, Extent, GranuleSizes, GrowthMode, RANGE_BYTES_MAX, Retention};
 use crate::backend::{self, AddressRange, BuiltInSource, PAGE_BYTES, Region, SourceError};
 
@@ -24,7 +24,7 @@ const VARIED_GRANULES: u64 = 2;
 /// The same threshold for separate regions. Small buffers, up to this size, have regions separate from large buffers
 /// (policy-R11).
 const VARIED_IN_REGIONS_BYTES: u64 = 1 << 20;
-/// The remedy if the system gave fewer addresses than requested.
+/// The remedy if the system granted fewer addresses than requested.
 const FEW_ADDRESSES: &str =
     "this process has few addresses: raise its limit (`ulimit -v`, RLIMIT_AS), or request a smaller buffer";
 
@@ -55,7 +55,7 @@ impl Mappings {
 
 /// Creates an arena that suits `source`, its mappings, and the shape of its growth. Reserves addresses, pins nothing.
 pub(in crate::engine) fn arena_over(
-    source: &CalledSource,
+    source: &MeteredSource,
     max_bytes: Option<u64>,
     retention: Retention,
 ) -> Result<(Arena, Mappings, GrowthShape), SourceError> {
@@ -68,13 +68,14 @@ pub(in crate::engine) fn arena_over(
             address_remedy: None,
         };
         let source = source.clone();
-        let arena = Arena::new(GrowthMode::Regions, retention)
-            .with_region_cost(move |bytes| held(bytes, |len| source.held_bytes(len)));
+        let mut arena = Arena::new(GrowthMode::Regions, retention);
+        arena.region_cost = Box::new(move |bytes| held(bytes, |len| source.held_bytes(len)));
         return Ok((arena, Mappings::default(), shape));
     };
     let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
     let sizes = GranuleSizes::of_pool(granule_bytes, max_bytes);
-    let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention).with_granule_sizes(sizes);
+    let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention);
+    arena.sizes = sizes;
     let (addresses, address_remedy) = reserve_addresses(|bytes| memory.reserve(bytes), max_bytes, granule_bytes)?;
     let address_bytes = addresses.len_bytes() as u64;
     let range = arena
@@ -107,7 +108,7 @@ pub(in crate::engine) struct GrowthShape {
     pub(in crate::engine) longest_bytes: u64,
     /// Whether the arena grows by separate regions, not by granules.
     pub(in crate::engine) has_regions: bool,
-    /// The remedy if the system gave fewer addresses than are useful.
+    /// The remedy if the system granted fewer addresses than are useful.
     pub(in crate::engine) address_remedy: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! A pool that holds nothing, and what threads and the end of an arena do with them.
+//! A pool without idle blocks, threads that finish and await plans, and the end of an arena.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::PoolView;
 use crate::arena::Retention;
 use crate::backend::HugeTlb;
 use crate::backend::tests::CountedHeap;
-use crate::engine::memory::{ArenaSettings, ArenaSupply, CalledSource};
+use crate::engine::memory::{ArenaSettings, ArenaSupply, MeteredSource};
 use crate::quota::Budget;
 use crate::report::PoolLog;
 use crate::stats::EvictionReason;
@@ -45,11 +45,11 @@ fn arena(source: Arc<CountedHeap>, name: &str, max_bytes: Option<u64>) -> ArenaS
     let (log, claim) = (Arc::new(log), Budget::new(max_bytes).empty_claim());
     let (hugetlb, retention) = (HugeTlb::Off, Retention::default());
     let config = ArenaSettings { may_grow: true, pin_threads: 1, hugetlb, retention };
-    ArenaSupply::new(CalledSource::new(source, None), claim, config, log, Some(Path::new("/dev/null"))).unwrap()
+    ArenaSupply::new(MeteredSource::new(source, None), claim, config, log, Some(Path::new("/dev/null"))).unwrap()
 }
 
-/// Every interleaving of threads that finish plans, and of those that wait for a completion. loom reports a thread that is never
-/// woken as a deadlock.
+/// Every interleaving of threads that finish plans and threads that wait for a plan to finish. loom reports a thread
+/// that is never woken as a deadlock.
 #[cfg(pinpool_loom)]
 mod models {
     use std::time::{Duration, Instant};
@@ -77,19 +77,11 @@ mod models {
 
         fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            match self.arena.find(
-                class,
-                0,
-                SlowCalls::All(Instant::now() + Duration::from_secs(60)),
-                &NoBlocks,
-                &|| false,
-            ) {
-                Ok(memory) => Some(memory),
-                refused => {
-                    assert!(matches!(refused, Err(AttemptError::Refused(Refusal::Limit(_)))), "{refused:?}");
-                    None
-                }
-            }
+            let calls = SlowCalls::AllOfMiss(Instant::now() + Duration::from_secs(60));
+            self.arena.find(class, 0, calls, &NoBlocks, &|| false).unwrap_or_else(|refused| {
+                assert!(matches!(refused, AttemptError::Refused(Refusal::Limit(_))), "{refused:?}");
+                None
+            })
         }
 
         fn put(&self, memory: BlockMemory) {
@@ -97,12 +89,12 @@ mod models {
         }
 
         fn release_all(&self) {
-            self.arena.release(0, |books| books.arena.release_down_to(0)).unwrap();
+            self.arena.release(0, |state| state.arena.release_down_to(0)).unwrap();
         }
 
         fn end(&self) {
             self.arena.end(0);
-            assert_eq!(self.source.held(), 0, "all is released when the end returns");
+            assert_eq!(self.source.held(), 0, "all memory is released when `end` returns");
         }
     }
 
@@ -117,7 +109,7 @@ mod models {
             let concurrent = thread::spawn(move || other(&concurrent));
             here(&model);
             concurrent.join().unwrap();
-            if model.arena.books().is_unused() {
+            if model.arena.state().is_unused() {
                 assert_eq!(model.source.held(), 0);
             } else {
                 model.end();
@@ -170,7 +162,8 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "ending test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let found = arena.find(class, 0, SlowCalls::All(Instant::now()), &NoBlocks, &|| false).unwrap();
+            let found =
+                arena.find(class, 0, SlowCalls::AllOfMiss(Instant::now()), &NoBlocks, &|| false).unwrap().unwrap();
             if is_leaked {
                 arena.quarantined.add(1);
             }

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `mod.rs` | counters, the number of blocks and the end that it decides, shortages of memory |
 //! | `clock.rs` | the time |
-//! | `owners.rs` | who holds the buffers of each tag |
+//! | `holders.rs` | who holds the buffers of each tag |
 //!
 //! While other threads run, the counters in a snapshot may be a few operations apart.
 //!
@@ -26,7 +26,7 @@ use pinpool_os::sync::atomic;
 use pinpool_os::sync::unmodeled::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 pub(super) mod clock;
-pub(super) mod owners;
+pub(super) mod holders;
 
 /// A shortage of memory ends when every request has found room immediately for this long. At the limit, successful and blocked
 /// requests alternate, so ending at the first success would log two lines per request.
@@ -151,7 +151,7 @@ impl Counters {
         stats.requests.adopted = self.adopted.get();
         stats.memory.quarantined_bytes += quarantined_bytes;
         stats.memory.user_memory_bytes = self.user_memory_bytes.get();
-        // Saturating: copies complete between the readings while other threads run. Exact at rest.
+        // Saturating: copies complete between the readings while other threads run. Exact while no other thread runs.
         stats.memory.in_use = stats.memory.buffers.saturating_sub(stats.memory.idle + stats.copies.in_flight);
         stats.memory.in_use_bytes =
             own_bytes.saturating_sub(stats.memory.idle_bytes + stats.copies.in_flight_bytes + quarantined_bytes);

@@ -18,9 +18,9 @@
 //! bookkeeping alive: memory and addresses are released when the pool ends.
 //!
 //! - **fast-path-I1**: Each entry of `ENTRIES` in use names a pool to which this thread holds a reference, in `REFERENCES` or in
-//!   a [`KeptCore`] on its stack, and a shard of that pool. The entry changes before that reference is dropped.
-//! - **fast-path-I2**: In a child of `fork` the entries are cleared before the fork returns, and only pools of this process are
-//!   entered, so no fast path reaches a pool of a parent.
+//!   a [`BorrowedReference`] on its stack, and a shard of that pool. The entry changes before that reference is dropped.
+//! - **fast-path-I2**: In a forked child the entries are cleared before the fork returns, and only pools of this
+//!   process are entered, so no fast path reaches a pool of the parent.
 #![allow(unsafe_code)] // Follows the raw pointers.
 
 use std::cell::Cell;
@@ -38,7 +38,7 @@ use pinpool_os::fork;
 use pinpool_os::sync::unmodeled::AtomicBool;
 
 /// Number of pools that a thread has entries for.
-const POOLS: usize = 2;
+const ENTRY_COUNT: usize = 2;
 
 /// A thread's shard of a pool.
 type OwnShard = Shard<BlockBody<PoolCore>>;
@@ -59,27 +59,27 @@ impl ThreadEntry {
 }
 
 /// The references that the entries of `ENTRIES` rely on, in the same order. `None` if the entry is unused, or while a
-/// [`KeptCore`] on the stack has the reference.
+/// [`BorrowedReference`] on the stack has the reference.
 struct References {
-    pools: [Cell<Option<Arc<PoolCore>>>; POOLS],
+    pools: [Cell<Option<Arc<PoolCore>>>; ENTRY_COUNT],
     /// Index of the entry that is replaced when another pool is entered.
     next: Cell<usize>,
 }
 
 thread_local! {
-    static ENTRIES: [ThreadEntry; POOLS] = const { [const { ThreadEntry::none() }; POOLS] };
-    static REFERENCES: References = const { References { pools: [const { Cell::new(None) }; POOLS], next: Cell::new(0) } };
+    static ENTRIES: [ThreadEntry; ENTRY_COUNT] = const { [const { ThreadEntry::none() }; ENTRY_COUNT] };
+    static REFERENCES: References = const { References { pools: [const { Cell::new(None) }; ENTRY_COUNT], next: Cell::new(0) } };
 }
 
 impl Drop for References {
     fn drop(&mut self) {
         // The entries change before the references are dropped (fast-path-I1). `REFERENCES` is inaccessible from now on, so no
         // entry is filled again.
-        clear();
+        clear_entries();
     }
 }
 
-extern "C" fn clear() {
+extern "C" fn clear_entries() {
     ENTRIES.with(|entries| entries.iter().for_each(|entry| entry.pool.set(ptr::null())));
     ENTRIES.with(|entries| entries.iter().for_each(|entry| entry.shard.set(NO_SHARD)));
 }
@@ -96,8 +96,8 @@ impl PoolCore {
     ///
     /// # Safety
     ///
-    /// `address` is not null, since an unused entry contains null and no shard. If there is a pool at `address`, it lives as long
-    /// as its `holder`.
+    /// `address` must not be null, since an unused entry contains null and no shard. If there is a pool at `address`, it must
+    /// live as long as its `holder`.
     #[inline(always)]
     pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _holder: &T) -> Option<ThreadShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
@@ -129,14 +129,14 @@ impl PoolCore {
 
     /// Enters this pool for the calling thread, if the pool may use the fast path.
     pub(crate) fn enter_for_thread(self: &Arc<Self>) {
-        if position(Arc::as_ptr(self)).is_none() && self.fast_shard().is_some() {
-            keep(self.clone());
+        if entry_of(Arc::as_ptr(self)).is_none() && self.fast_shard().is_some() {
+            store_reference(self.clone());
         }
     }
 }
 
 /// Returns the index of the entry of `pool`, if there is one.
-fn position(pool: *const PoolCore) -> Option<usize> {
+fn entry_of(pool: *const PoolCore) -> Option<usize> {
     ENTRIES.with(|entries| entries.iter().position(|entry| ptr::eq(entry.pool.get(), pool)))
 }
 
@@ -157,7 +157,7 @@ impl ThreadShard<'_> {
     ///
     /// # Safety
     ///
-    /// `block` is open to the shard.
+    /// `block` must be open to the shard.
     #[inline(always)]
     unsafe fn put(self, block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
         // SAFETY: the block, and so its entry, is open to the shard (the caller's contract).
@@ -185,12 +185,12 @@ impl Block<PoolCore> {
 #[inline(never)]
 fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
     // SAFETY: as in `Block::put`.
-    let kept = match unsafe { shard_for(&block, 1) } {
+    let outcome = match unsafe { shard_for(&block, 1) } {
         // SAFETY: the block is open to the shard that `shard_for` returns.
         Some(shard) => unsafe { shard.put(block) },
         None => put_remote(block),
     };
-    if let Err(block) = kept {
+    if let Err(block) = outcome {
         block.put_slow();
     }
 }
@@ -199,10 +199,10 @@ fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
 /// do. Writes only the header of the block, which is on a cache line that the next hit needs anyway.
 fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     let pool = Arc::as_ptr(block.pool());
-    let Some(at) = position(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
+    let Some(at) = entry_of(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the pool has an entry, so it is alive until this thread changes its entry.
     let core = unsafe { &*pool };
-    let for_arena = policy::goes_to_arena(block.entry_bytes(), || core.is_varied());
+    let for_arena = policy::goes_to_arena(block.entry_bytes(), || core.sizes_vary());
     if for_arena || core.has_waiters() || core.slow_path_flag.is_for_shared_limit() {
         return Err(block);
     }
@@ -217,8 +217,8 @@ fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
 #[cold]
 fn wake_waiters(core: &PoolCore, at: usize) {
     // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not in
-    // `REFERENCES`, a `KeptCore` further up this stack has it.
-    let _kept = kept_reference(at).map(|core| KeptCore(ManuallyDrop::new(core)));
+    // `REFERENCES`, a `BorrowedReference` further up this stack has it.
+    let _kept = kept_reference(at).map(|core| BorrowedReference(ManuallyDrop::new(core)));
     core.wake_waiters();
 }
 
@@ -226,11 +226,11 @@ fn wake_waiters(core: &PoolCore, at: usize) {
 ///
 /// # Safety
 ///
-/// This thread changes no entry while the shard is in use.
+/// This thread must change no entry while the shard is in use.
 #[inline(always)]
 unsafe fn shard_for<'a>(block: &Block<PoolCore>, at: usize) -> Option<ThreadShard<'a>> {
     let shard = ENTRIES.with(|entries| entries[at].shard.get());
-    let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || is_varied(at));
+    let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || sizes_vary(at));
     // SAFETY: (fast-path-I1) the block is open to the shard, so the shard is not `NO_SHARD` and the entry is in use. Its pool
     // is alive until this thread changes the entry.
     open.then(|| ThreadShard(unsafe { &*shard }))
@@ -239,29 +239,29 @@ unsafe fn shard_for<'a>(block: &Block<PoolCore>, at: usize) -> Option<ThreadShar
 /// Returns whether large buffers of the pool in the entry `at` return to the arena, by the slow path (policy-R3). Costs one
 /// load.
 #[inline(always)]
-fn is_varied(at: usize) -> bool {
+fn sizes_vary(at: usize) -> bool {
     let pool = ENTRIES.with(|entries| entries[at].pool.get());
     // SAFETY: (fast-path-I1) the pointer is null, or the pool is alive.
-    unsafe { pool.as_ref() }.is_some_and(PoolCore::is_varied)
+    unsafe { pool.as_ref() }.is_some_and(PoolCore::sizes_vary)
 }
 
 /// A thread's reference to the pool of a block. Its drop returns the reference to `REFERENCES`, even while the thread unwinds,
 /// since an entry of `ENTRIES` may rely on it.
-pub(in crate::engine) struct KeptCore(ManuallyDrop<Arc<PoolCore>>);
+pub(in crate::engine) struct BorrowedReference(ManuallyDrop<Arc<PoolCore>>);
 
-impl KeptCore {
+impl BorrowedReference {
     /// Takes the thread's reference to the pool of `block` out of `REFERENCES`, until the drop. A nested return (a listener
     /// that drops a buffer) finds no reference there and makes another, as does a thread that is exiting.
     pub(in crate::engine) fn take(block: &Block<PoolCore>) -> Self {
         let core = block.pool();
         // The reference that the entry relies on may be in use further up the stack, with a reference to another pool in its
         // place, so compare.
-        let kept = position(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
+        let kept = entry_of(Arc::as_ptr(core)).and_then(kept_reference).filter(|kept| Arc::ptr_eq(kept, core));
         Self(ManuallyDrop::new(kept.unwrap_or_else(|| core.clone())))
     }
 }
 
-impl Deref for KeptCore {
+impl Deref for BorrowedReference {
     type Target = PoolCore;
 
     fn deref(&self) -> &PoolCore {
@@ -269,10 +269,10 @@ impl Deref for KeptCore {
     }
 }
 
-impl Drop for KeptCore {
+impl Drop for BorrowedReference {
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, so nothing uses the field again.
-        keep(unsafe { ManuallyDrop::take(&mut self.0) });
+        store_reference(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
 
@@ -282,19 +282,19 @@ fn kept_reference(at: usize) -> Option<Arc<PoolCore>> {
 }
 
 /// Stores the reference `core` in `REFERENCES`, and enters its pool, if the pool may use the fast path. Otherwise drops `core`.
-fn keep(core: Arc<PoolCore>) {
+fn store_reference(core: Arc<PoolCore>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    if let Some(at) = position(Arc::as_ptr(&core)) {
+    if let Some(at) = entry_of(Arc::as_ptr(&core)) {
         // The pool has an entry already. A replaced reference is dropped outside the access, as below.
         drop(REFERENCES.try_with(|references| references.pools[at].replace(Some(core))));
         return;
     }
     let Some(shard) = core.fast_shard().filter(|_| !core.is_forked()) else { return };
     // SAFETY: the handler only stores to thread-locals without a destructor.
-    unsafe { fork::call_in_children(&REGISTERED, clear) };
+    unsafe { fork::call_in_children(&REGISTERED, clear_entries) };
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = REFERENCES.try_with(|references| {
-        let at = references.next.replace((references.next.get() + 1) % POOLS);
+        let at = references.next.replace((references.next.get() + 1) % ENTRY_COUNT);
         // The entry changes before the reference that it relied on is dropped (fast-path-I1).
         ENTRIES.with(|entries| {
             entries[at].pool.set(pool);
@@ -302,6 +302,7 @@ fn keep(core: Arc<PoolCore>) {
         });
         references.pools[at].replace(Some(core))
     });
-    // Outside the access, because the drop may end a pool, which may call this function. An exiting thread keeps no reference.
+    // Outside the access, because the drop may be the last of an ended pool and drop user code, such as a custom source, that
+    // calls this function. An exiting thread keeps no reference.
     drop(replaced);
 }

@@ -22,7 +22,7 @@ use crate::size_class::Class;
 use crate::stats::EvictionReason;
 use pinpool_os::sync::unmodeled::Ordering;
 
-/// A new request waits at least this long for driver calls of other threads, even if it may not wait for room: such calls take
+/// A new request waits at least this long for other threads' driver calls, even if it may not wait for room: such calls take
 /// milliseconds, and the request's own call would take as long.
 pub(super) const CALL_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -48,13 +48,13 @@ impl PoolCore {
             return Ok(FirstAttempt::Served(block));
         }
         let begun = Instant::now();
-        let all_calls = SlowCalls::All(deadline(begun, wait.max(CALL_PATIENCE)));
-        let calls = if keep_alive.is_some() { SlowCalls::None } else { all_calls };
+        let all_calls = SlowCalls::AllOfMiss(deadline(begun, wait.max(CALL_PATIENCE)));
+        let calls = if keep_alive.is_some() { SlowCalls::Forbidden } else { all_calls };
         let served = match self.attempt(request, calls) {
             Ok(block) => Ok(block),
             Err(error) => {
                 let refusal = error.refusal();
-                if refusal.as_ref().is_none_or(|refusal| self.admit_refused(request, wait, refusal)) {
+                if refusal.as_ref().is_none_or(|refusal| self.count_refusal(request, wait, refusal)) {
                     let waiter = Waiter::new(request.clone(), request.class, (begun, wait), keep_alive);
                     return Ok(FirstAttempt::Waiting(WaitTicket::new(self, waiter, refusal)));
                 }
@@ -87,7 +87,7 @@ impl PoolCore {
     /// Sweeps completed copies until an idle block of `class` is found or nothing more completes, and returns the block.
     fn take_completed(&self, class: Class) -> Option<Block> {
         while self.in_flight.count() > 0 {
-            let swept = self.in_flight.sweep(QueryScope::Unknown);
+            let swept = self.in_flight.sweep(QueryScope::Undecided);
             let found_none = swept.completed.is_empty();
             self.complete(swept);
             let block = self.take(class);
@@ -99,8 +99,8 @@ impl PoolCore {
         None
     }
 
-    /// Makes a first attempt at `request`: returns a block with completed copies or a block of new memory, as far as `calls`
-    /// allow. While other requests wait, it searches for memory only if `request` fits in addition to the head of the queue. A
+    /// Makes a first attempt at `request`: returns a block with completed copies or, as far as `calls` permits, a block of new
+    /// memory. While other requests wait, it searches for memory only if `request` fits in addition to the head of the queue. A
     /// request that exceeds the limit may receive pageable memory. The call may be slow.
     pub(super) fn attempt(self: &Arc<Self>, request: &BlockRequest, calls: SlowCalls) -> Result<Block, AttemptError> {
         let class = request.class;
@@ -136,12 +136,12 @@ impl PoolCore {
             Some(why) => Err(Refusal::Source(why.clone()).into()),
             None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
         };
-        let memory = match find() {
+        let found = match find() {
             Err(AttemptError::Refused(refusal)) if self.reclaim_from_other_pools(&refusal, calls) => match calls {
-                SlowCalls::None => Err(AttemptError::NeedsCall),
+                SlowCalls::Forbidden => Err(AttemptError::NeedsCall),
                 _ => find(),
             },
-            memory => memory,
+            found => found,
         };
         let new_block = |memory| {
             self.idle.count_allocated(now_us);
@@ -154,8 +154,9 @@ impl PoolCore {
             block.start_timing(self.time.read_us());
             block
         };
-        let block = idle.take().map_or_else(|| memory.map(new_block), Ok);
-        let mut block = block.inspect_err(|error| self.record_failed_attempt(error, calls))?;
+        let memory = found.inspect_err(|error| self.record_failed_attempt(error, calls))?;
+        let block = memory.map(new_block).or_else(|| idle.take());
+        let mut block = block.unwrap_or_else(|| unreachable!("without memory, `take_idle` has taken a block"));
         block.set_passed_head(passed);
         self.request_pace(self.pace_of_change());
         Ok(block)
@@ -183,7 +184,7 @@ impl PoolCore {
         let AttemptError::Refused(refusal) = error else { return };
         let by_source = matches!(refusal, Refusal::Source(_));
         if by_source {
-            self.backoff.note_refusal(self.time.read_us());
+            self.backoff.record_refusal(self.time.read_us());
             self.watch_device();
         }
         if by_source || !matches!(calls, SlowCalls::WithoutAcquire(..)) {
@@ -194,7 +195,7 @@ impl PoolCore {
 
     /// Counts a refused request towards a shortage if pinned or pageable memory could ever serve it, and logs the shortage.
     /// Returns whether the request may wait.
-    pub(super) fn admit_refused(&self, request: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
+    pub(super) fn count_refusal(&self, request: &BlockRequest, wait: Duration, refusal: &Refusal) -> bool {
         let &BlockRequest { len, class, .. } = request;
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is not a sign of a shortage.

@@ -9,11 +9,12 @@
 //!   refused by the process's limit ─▶ the other pools release idle memory ─▶ tries again
 //!   head of the queue refused ─▶ publishes its demand ─▶ tries again, waits ─▶ served or timed out: withdraws the demand
 //!   demand of others ─▶ thread ─┬─▶ the maintenance thread: idle memory is released, step by step
-//!                               └─▶ slow-path flag: a return makes room, if the others come first
+//!                               └─▶ slow-path flag: a return makes room, if other members have priority
 //! ```
 //!
 //! A buffer that is returned and immediately requested again is never idle when the maintenance thread checks, so returns make
-//! room as well. This pool cannot claim the released memory before the other members are served (`limit/shares.rs` in the crate `shared_limit`).
+//! room as well. This pool cannot claim the released memory before the other members are served (`limit/shares.rs` in the crate
+//! `shared_limit`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -163,15 +164,15 @@ impl PoolCore {
         self.record(Event::MaxBytes { bytes: max_bytes.unwrap_or(u64::MAX) });
         drop(changing);
         self.log.limit_changed(before, max_bytes, why);
-        self.sweep_copies(QueryScope::Unknown);
+        self.sweep_copies(QueryScope::Undecided);
         self.enforce_limits();
         self.resume_reserve(max_bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX));
         self.request_pace(Pace::Active);
         self.on_room_made();
     }
 
-    /// Resumes a reserve that waits for room, since there may be more room: the maintenance thread, or the next call of
-    /// `maintain`, continues it. If the limit `is_raised`, this includes a reserve that was complete before the limit was
+    /// Resumes a reserve that waits for room, since there may be more room: the maintenance thread, or the next `maintain`
+    /// call, continues it. If the limit `is_raised`, this includes a reserve that was complete before the limit was
     /// lowered.
     pub(super) fn resume_reserve(&self, is_raised: bool) {
         let Some(arena) = self.memory.arena() else { return };
@@ -189,8 +190,7 @@ impl PoolCore {
                 log.shared_limit_lost(&name, loss);
             }
             let Some(core) = core.upgrade() else { return false };
-            // The pause after a refusal by the source continues: bytes that other members returned are not memory of
-            // the source.
+            // The pause after a refusal by the source continues: bytes that other members returned give the source no memory.
             core.wake_waiters();
             if is_wanted {
                 core.update_slow_path();
@@ -206,7 +206,7 @@ impl PoolCore {
     /// immediately: if the demand was published only now, earlier releases by other members notified no request.
     pub(super) fn publish_demand(&self, refusal: &Refusal, class: Class) -> bool {
         let Some(shortfall) = refusal.by_shared_limit() else {
-            // More memory of other members would not help.
+            // More memory from other members would not help.
             self.clear_demand();
             return false;
         };
@@ -214,7 +214,7 @@ impl PoolCore {
         self.memory.budget.set_want(&self.wanted_of_shared_limit, shortfall, needed_bytes) < shortfall
     }
 
-    /// Withdraws the demand, since no request of this queue wants memory of other members any more.
+    /// Withdraws the demand, since no request of this queue wants memory from other members any more.
     pub(super) fn clear_demand(&self) {
         // Costs one load if there is no demand. A request that publishes a demand meanwhile has joined the queue, and later
         // withdraws the demand itself.
@@ -224,11 +224,12 @@ impl PoolCore {
     }
 
     /// Lets the other pools of the process release idle memory for a request that was refused with `refusal`. Returns whether
-    /// the request has room now. If `calls` permit no slow call, nothing is released, and the result is whether the request may
-    /// have room after such a release. The call may be slow.
+    /// the request has room now. If `calls` permits no slow call, nothing is released, and the result is whether the request
+    /// may have room after such a release. Always false for [`SlowCalls::WithoutAcquire`]. The call may be slow.
     pub(super) fn reclaim_from_other_pools(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
         let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::WithoutAcquire(..)));
-        shared.is_some_and(|shortfall| calls == SlowCalls::None || self.memory.budget.reclaim_from_others(shortfall))
+        shared
+            .is_some_and(|shortfall| calls == SlowCalls::Forbidden || self.memory.budget.reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other members of the shared limit lack memory.

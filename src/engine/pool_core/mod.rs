@@ -1,6 +1,6 @@
 //! The order of the steps of requests, returns, ticks and the end of a pool. Each module decides under its own lock. Slow calls
 //! are made outside these locks, except
-//! - under locks that other threads skip,
+//! - under locks that other threads only try: if one is taken, they skip the step,
 //! - for claims under a shared limit, which wait for the lock of its file,
 //! - for the kernel's files that the limit `auto` is computed from.
 //!
@@ -26,7 +26,7 @@
 //!          last buffer returned ─▶ tear down: wait for copies, abandon those that do not end, release the memory
 //! ```
 //!
-//! A sweep may query a driver, which is slow if many threads do so, so hits do not sweep. Sweeps are made by misses, `try_get`,
+//! A sweep may query a driver, which is slow if many threads do so, so hits do not sweep. Sweeps are run by misses, `try_get`,
 //! waiting requests, waits for a copy, the maintenance thread, [`Pool::maintain`](crate::Pool::maintain), `trim`, `clear`,
 //! `close`, a changed limit and the end of the pool. `stats` completes copies by loads alone.
 //!
@@ -52,7 +52,7 @@ use super::cache::thread_cache::{Shard, SpareEntries};
 use super::classes::Classes;
 use super::memory::{Adopted, BlockMemory, Memory, PoolView, Refusal};
 use super::meter::clock::Timekeeper;
-use super::meter::owners::Owners;
+use super::meter::holders::Holders;
 use super::meter::{Counters, Lifetime, Shortage};
 use super::wait_queue::WaitQueue;
 use crate::backend::SourceError;
@@ -81,7 +81,7 @@ mod record;
 mod report;
 mod tick;
 
-pub(super) use fast_path::KeptCore;
+pub(super) use fast_path::BorrowedReference;
 pub(crate) use fast_path::ThreadShard;
 use get::Purpose;
 pub(crate) use limits::HostLimit;
@@ -128,7 +128,7 @@ pub(crate) struct PoolCore {
     known_partitions: Mutex<Vec<Weak<PartitionCore>>>,
     /// Number of partitions in which requests wait.
     waiting_partitions: AtomicU64,
-    owners: Owners,
+    holders: Holders,
     diagnosis: DiagnosisState,
     /// The origin of the limit, and the memory of the system.
     host_limit: HostLimit,
@@ -173,7 +173,7 @@ impl PoolCore {
             counters: Counters::default(),
             known_partitions: Mutex::default(),
             waiting_partitions: AtomicU64::new(0),
-            owners: Owners::default(),
+            holders: Holders::default(),
             diagnosis: DiagnosisState::default(),
             host_limit,
             #[cfg(feature = "observe")]
@@ -265,8 +265,8 @@ impl PoolCore {
     }
 
     /// Returns whether the sizes of large buffers vary (policy-R12).
-    pub(super) fn is_varied(&self) -> bool {
-        self.memory.arena().is_some_and(|arena| arena.is_varied())
+    pub(super) fn sizes_vary(&self) -> bool {
+        self.memory.arena().is_some_and(|arena| arena.sizes_vary())
     }
 
     /// Returns a block over a user's memory. Such blocks are counted separately and never kept.
@@ -289,7 +289,7 @@ impl PoolCore {
         self.sweep_copies(QueryScope::All);
         self.retry_failures(usize::MAX);
         self.record(Event::Cleared);
-        self.evict_all(self.idle.clear(), EvictionReason::Released);
+        self.evict_all(self.idle.clear(), EvictionReason::Other);
         self.memory.trim(0, self, self.time.coarse_us());
         self.tear_down_if_unused();
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::{Block, PoolCore, Purpose};
 use crate::engine::memory::Refusal;
-use crate::engine::meter::owners::Tag;
+use crate::engine::meter::holders::Tag;
 use crate::engine::meter::{Counter, Times};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{ErrorKind, Result};
@@ -63,7 +63,7 @@ pub(crate) struct PartitionCore {
 }
 
 impl PoolCore {
-    /// Makes a partition of this pool.
+    /// Creates a partition of this pool.
     pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
         self.log.partition(name, max_bytes, self.memory.budget.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
@@ -221,7 +221,7 @@ impl Server for PartitionCore {
     }
 
     fn sweep(&self) {
-        self.core.sweep_copies(QueryScope::Unknown);
+        self.core.sweep_copies(QueryScope::Undecided);
     }
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, _: Instant) -> Result<Claim, Refusal> {

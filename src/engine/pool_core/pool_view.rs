@@ -25,7 +25,7 @@ impl PoolView for PoolCore {
     }
 
     fn sweep_in_flight(&self) {
-        self.sweep_copies(QueryScope::Unknown);
+        self.sweep_copies(QueryScope::Undecided);
     }
 
     fn now_us(&self) -> u64 {

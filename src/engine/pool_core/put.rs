@@ -4,10 +4,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::fast_path::KeptCore;
+use super::fast_path::BorrowedReference;
 use super::{Block, PoolCore};
 use crate::backend::{BuiltInSource, SourceError};
-use crate::copy::CopyKeeper;
+use crate::copy::CopyEndListener;
 use crate::engine::block::BlockBody;
 use crate::engine::cache::{Eviction, Victims};
 use crate::error::Error;
@@ -19,17 +19,17 @@ use pinpool_observe::record::Event;
 use pinpool_os::leaked;
 use pinpool_os::sync::unmodeled::{Ordering, fence};
 
-/// Longest wait of an ending pool for its copies: longer than any working copy, and shorter than a person waits for a process to
-/// end.
+/// How long an ending pool waits for its copies: longer than any working copy takes, and shorter than a person waits
+/// for a process to end.
 const END_WAIT: Duration = Duration::from_secs(30);
 
 /// After [`END_WAIT`], the longest time without a completed copy before the remaining copies count as stuck.
 const BETWEEN_COPIES: Duration = Duration::from_secs(1);
 
-impl CopyKeeper for PoolCore {
+impl CopyEndListener for PoolCore {
     fn on_copy_ended(&self) {
         if !self.is_forked() {
-            self.sweep_copies(QueryScope::Unknown);
+            self.sweep_copies(QueryScope::Undecided);
         }
     }
 }
@@ -42,7 +42,7 @@ impl Block {
         if self.is_forked() {
             return std::mem::forget(self);
         }
-        let core = KeptCore::take(&self);
+        let core = BorrowedReference::take(&self);
         let fences = self.copy_fences_mut();
         if !fences.is_empty() {
             let fences = fences.take();
@@ -78,7 +78,7 @@ impl PoolCore {
         self.tear_down_if_unused();
     }
 
-    /// Records how long the user had `block`, if the beginning is known.
+    /// Records how long the user had `block`, if the start time is known.
     pub(super) fn end_use(&self, block: &mut Block, now_us: impl FnOnce() -> u64) {
         if let Some(since_us) = block.stop_timing() {
             self.counters.uses.record_us(since_us, now_us());
@@ -100,7 +100,7 @@ impl PoolCore {
             }
         }
         if !block.memory().is_from_source() {
-            return self.put_unkept(block);
+            return self.put_not_reusable(block);
         }
         block.make_fast_path(self.generation.number());
         if self.has_waiters() {
@@ -111,10 +111,10 @@ impl PoolCore {
             return;
         };
         let class = block.class();
-        if policy::goes_to_arena(block.class_bytes(), || self.is_varied()) {
+        if policy::goes_to_arena(block.class_bytes(), || self.sizes_vary()) {
             // In the arena the memory merges with adjacent free memory (policy-R3).
             self.idle.count_put();
-            self.evict(block, EvictionReason::Released);
+            self.evict(block, EvictionReason::Other);
             self.request_pace(self.pace_of_change());
         } else {
             let evicted = self.idle.put(block.into_entry(), class);
@@ -149,9 +149,9 @@ impl PoolCore {
         }
     }
 
-    /// Finishes the return of a block that is never kept: pageable memory, or a user's memory.
+    /// Finishes the return of a block that is never reused: pageable memory, or a user's memory.
     #[cold]
-    fn put_unkept(&self, block: Block) {
+    fn put_not_reusable(&self, block: Block) {
         if block.memory().adopted().is_some() {
             self.counters.adopted.subtract(1);
         } else {
@@ -170,12 +170,12 @@ impl PoolCore {
         }
     }
 
-    /// Finishes the returns of blocks with copies that are complete according to their timelines. Queries no fence by a call. Does
+    /// Finishes the returns of blocks with copies that are complete according to their timelines. Uses only loads. Does
     /// nothing without an arena, since an eviction would then call the backend. With an arena, a return calls the backend only if
     /// a limit is exceeded, if other members of a shared limit want memory, or to check the device under `PINPOOL_ZERO`.
     pub(crate) fn sweep_by_loads(&self) {
         if self.memory.arena().is_some() {
-            self.sweep_copies(QueryScope::Nothing);
+            self.sweep_copies(QueryScope::LoadsOnly);
         }
     }
 
@@ -315,7 +315,7 @@ impl PoolCore {
         self.evict_over_limit(None);
         self.evict_all(self.idle.expire(now_us), EvictionReason::Expired);
         if let Some((from, to, victims)) = self.idle.lower_limit(now_us) {
-            self.evict_all(victims, EvictionReason::Released);
+            self.evict_all(victims, EvictionReason::Other);
             self.record(Event::Limit { from, to });
             self.log.pool_size_limit_lowered(from, to);
         }
@@ -341,7 +341,7 @@ impl PoolCore {
         self.report_end();
         self.lifetime.seal();
         // From now on returns release their blocks, so no block becomes idle.
-        let (idle, begun) = (self.idle.seal(), Instant::now());
+        let (idle, begun) = (self.idle.stop_keeping(), Instant::now());
         // A release that waits for the device would wait for a stuck copy, so this thread first waits for the copies in flight.
         let is_stuck = self.memory.source().blocks_on_release() && !self.await_copies();
         idle.into_iter().for_each(|entry| self.give_block(Block::from_entry(entry)));
@@ -358,7 +358,7 @@ impl PoolCore {
         self.waiters.wake_all();
         self.existing_partitions().iter().for_each(|partition| partition.close());
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
-        self.evict_all(self.idle.seal(), EvictionReason::Released);
+        self.evict_all(self.idle.stop_keeping(), EvictionReason::Other);
         self.trim(0);
     }
 

@@ -34,7 +34,7 @@ impl Server for PoolCore {
     }
 
     fn sweep(&self) {
-        self.sweep_copies(QueryScope::Unknown);
+        self.sweep_copies(QueryScope::Undecided);
     }
 
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> std::result::Result<Block, Refusal> {
@@ -44,7 +44,7 @@ impl Server for PoolCore {
         }
         let Some(refused) = waiter.refusal() else {
             // The request is deferred: its first attempt, without calls, has counted the miss.
-            let calls = SlowCalls::AllUncounted(waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::AllOfRetry(waiter.begun + CALL_PATIENCE);
             return self.attempt(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
@@ -61,7 +61,7 @@ impl Server for PoolCore {
             // remains.
             self.search(class, SlowCalls::WithoutAcquire(until), 0).map_err(|_| refused)
         } else {
-            let attempt = || self.search(class, SlowCalls::All(until), 0).map_err(expect_refusal);
+            let attempt = || self.search(class, SlowCalls::AllOfMiss(until), 0).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
                 acquired => acquired,
@@ -77,7 +77,7 @@ impl Server for PoolCore {
     }
 
     fn admit(self: &Arc<Self>, waiter: &Waiter<Self>, refusal: &Refusal) -> bool {
-        self.admit_refused(&waiter.request, waiter.wait, refusal)
+        self.count_refusal(&waiter.request, waiter.wait, refusal)
     }
 
     fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
@@ -177,7 +177,7 @@ impl SourceBackoff {
         *self.0.lock() = None;
     }
 
-    pub(super) fn note_refusal(&self, now_us: u64) {
+    pub(super) fn record_refusal(&self, now_us: u64) {
         let mut last = self.0.lock();
         if last.is_some_and(|(until, _)| now_us < until) {
             return;

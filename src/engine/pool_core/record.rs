@@ -93,8 +93,8 @@ impl PoolCore {
 
     /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
     pub(crate) fn record_holder(&self, block: &mut Block, request: &BlockRequest) {
-        let sampled = is_drawn(self.config.extra.call_stacks);
-        let tag = request.tag.as_ref().or_else(|| sampled.then_some(&self.owners.untagged));
+        let sampled = is_sampled(self.config.extra.call_stacks);
+        let tag = request.tag.as_ref().or_else(|| sampled.then_some(&self.holders.untagged));
         let Some(tag) = tag else { return };
         let stack = sampled.then(|| Arc::new(CallStack::here()));
         if let Some((recorder, id)) = self.recorder().zip(block.memory().recorded_id())
@@ -116,8 +116,8 @@ fn ns_since(begun: Option<Instant>) -> u64 {
     begun.map_or(0, |begun| nanos(begun.elapsed()))
 }
 
-/// Returns whether a request is sampled: one in `every`, at random. A counter would always select the same request of a loop.
-fn is_drawn(every: u64) -> bool {
+/// Returns whether a request is sampled: one in `every`, at random. A counter could always select the same request in a loop.
+fn is_sampled(every: u64) -> bool {
     thread_local! {
         static RANDOM: Cell<u64> = const { Cell::new(0) };
     }
@@ -136,7 +136,7 @@ fn is_drawn(every: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_drawn;
+    use super::is_sampled;
 
     #[cfg(feature = "observe")]
     #[test]
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn one_request_in_n_is_sampled() {
-        let drawn = |every| (0..100_000).filter(|_| is_drawn(every)).count();
+        let drawn = |every| (0..100_000).filter(|_| is_sampled(every)).count();
         assert_eq!((drawn(0), drawn(1)), (0, 100_000));
         assert!((800..1_200).contains(&drawn(100)));
     }

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::PoolCore;
+#[cfg(feature = "observe")]
+use crate::config::StatsSocket;
 use crate::copy;
 use crate::engine::meter;
-use crate::engine::meter::owners::{Tag, UNTAGGED};
+use crate::engine::meter::holders::{Tag, UNTAGGED};
 use crate::policy::RateWindow;
 use crate::quota::LimitLevel;
-use crate::report::{Dump, FailedRequest, Owner, held_now};
+use crate::report::{Dump, FailedRequest, Holder, held_now};
 use crate::size_class::{Class, plain_eighths_index};
 use crate::stats::{CallStats, ClassStats, MemoryStats, Stats};
 use pinpool_observe::diagnosis::{Cause, LikelyCause, Monitor, Snapshot, TagUse, WindowDiagnosis};
@@ -51,7 +53,7 @@ thread_local! {
 impl PoolCore {
     /// Returns the tag with this name, or `None` if the name is empty.
     pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
-        self.owners.tag(name)
+        self.holders.tag(name)
     }
 
     /// Returns the memory of the pool, by holder.
@@ -64,7 +66,7 @@ impl PoolCore {
         let stats = self.stats();
         self.log.closed(&stats);
         if stats.memory.in_use > 0 {
-            self.log.buffers_still_out((&stats, &self.owners.buffers(self.time.now_us())));
+            self.log.buffers_still_out((&stats, &self.holders.buffers(self.time.now_us())));
         }
     }
 
@@ -77,7 +79,7 @@ impl PoolCore {
         let latest = || self.diagnosis.monitor.try_lock()?.latest().cloned();
         Dump {
             device: if source.needs_gpu() { format!("GPU {}", self.config.device) } else { "host".to_owned() },
-            owners: self.owners_of(stats),
+            holders: self.holders_of(stats),
             stats: stats.clone(),
             longest_free_bytes: arena.map_or(0, |arena| arena.longest_free_bytes()),
             host: if forked { None } else { self.host_limit.memory(self.time.to_process_us(self.time.coarse_us())) },
@@ -88,23 +90,24 @@ impl PoolCore {
     }
 
     /// Returns the holders, largest first: tags, and untagged buffers as one holder. Empty in a forked child.
-    pub(super) fn owners_of(&self, stats: &Stats) -> Vec<Owner> {
+    pub(super) fn holders_of(&self, stats: &Stats) -> Vec<Holder> {
         if self.is_forked() {
             return Vec::new();
         }
-        let mut owners = self.owners.sums(self.time.coarse_us());
-        let (buffers, bytes) = owners.iter().fold((0, 0), |sum, owner| (sum.0 + owner.buffers, sum.1 + owner.bytes));
+        let mut holders = self.holders.sums(self.time.coarse_us());
+        let (buffers, bytes) =
+            holders.iter().fold((0, 0), |sum, holder| (sum.0 + holder.buffers, sum.1 + holder.bytes));
         // Saturating: buffers come and go between the two readings.
-        owners.extend(Owner::untagged(
+        holders.extend(Holder::untagged(
             UNTAGGED,
             (stats.memory.in_use + stats.copies.in_flight).saturating_sub(buffers),
             (stats.memory.in_use_bytes + stats.copies.in_flight_bytes).saturating_sub(bytes),
         ));
-        owners.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
-        owners
+        holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.tag.cmp(&other.tag)));
+        holders
     }
 
-    /// Returns the statistics of the classes that this pool had buffers of, the smallest class first. Empty in a forked child.
+    /// Returns the statistics of each class that this pool has had buffers of, smallest first. Empty in a forked child.
     pub(crate) fn class_stats(&self) -> Vec<ClassStats> {
         if self.is_forked() {
             return Vec::new();
@@ -140,7 +143,7 @@ impl PoolCore {
         (stats.requests.waits, stats.requests.waiting) = self.waiters.counts();
         stats.limits.shared = self.shared_limit_stats();
         self.memory.fill_stats(&mut stats);
-        // The order matters: `counters.fill` derives the bytes in use from what the others filled in.
+        // The order matters: `counters.fill` derives the bytes in use from the values that the other calls filled in.
         self.idle.fill(&mut stats);
         self.classes.fill(&mut stats);
         self.lifetime.fill(&mut stats);
@@ -231,8 +234,8 @@ impl PoolCore {
             limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &CallStats| meter::nanos(calls.time.total());
         let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
-        let place = |tag: &str| if self.config.extra.call_stacks > 0 { self.owners.place(tag) } else { None };
-        let tag_use = |owner: &Owner| TagUse { place: place(&owner.tag), ..owner.tag_use() };
+        let place = |tag: &str| if self.config.extra.call_stacks > 0 { self.holders.place(tag) } else { None };
+        let tag_use = |holder: &Holder| TagUse { place: place(&holder.tag), ..holder.tag_use() };
         let classes = if direct { self.class_stats() } else { Vec::new() };
         Snapshot {
             requests: stats.requests.served + stats.requests.failed,
@@ -267,25 +270,25 @@ impl PoolCore {
             #[cfg(not(feature = "cuda"))]
             has_driver: false,
             failure: if self.is_forked() { None } else { self.diagnosis.failure.lock().clone() },
-            holders: self.owners_of(&stats).iter().map(tag_use).collect(),
+            holders: self.holders_of(&stats).iter().map(tag_use).collect(),
             ..held_now(&stats)
         }
     }
 }
 
-/// Maximum number of owners that the statistics on a socket list.
+/// Maximum number of holders that the statistics on a socket list.
 #[cfg(feature = "observe")]
-const OWNERS_MAX: usize = 20;
+const HOLDERS_MAX: usize = 20;
 
 #[cfg(feature = "observe")]
 impl stats_socket::StatisticsSource for PoolCore {
     fn object(&self) -> serde_json::Value {
         let stats = self.stats();
-        let owners = self.owners_of(&stats);
+        let holders = self.holders_of(&stats);
         let why = self.diagnose();
-        let owner = |owner: &Owner| {
-            let oldest_seconds = owner.oldest.map(|age| age.as_secs_f64());
-            let Owner { tag, buffers, bytes, requested_bytes, .. } = owner;
+        let holder = |holder: &Holder| {
+            let oldest_seconds = holder.oldest.map(|age| age.as_secs_f64());
+            let Holder { tag, buffers, bytes, requested_bytes, .. } = holder;
             serde_json::json!({
                 "tag": tag, "buffers": buffers, "bytes": bytes, "requested_bytes": requested_bytes, "oldest_seconds": oldest_seconds,
             })
@@ -299,7 +302,7 @@ impl stats_socket::StatisticsSource for PoolCore {
         object["table"] = stats.to_string().into();
         object["dump"] = self.dump_of(&stats, None).to_string().into();
         object["snapshot"] = serde_json::json!(self.snapshot());
-        object["owners"] = owners.iter().take(OWNERS_MAX).map(owner).collect();
+        object["owners"] = holders.iter().take(HOLDERS_MAX).map(holder).collect();
         object
     }
 }
@@ -308,8 +311,11 @@ impl stats_socket::StatisticsSource for PoolCore {
 impl PoolCore {
     /// Serves the statistics on a socket until the pool ends, if `PINPOOL_SOCKET` is set.
     pub(crate) fn serve_statistics(self: &Arc<Self>) {
-        let Some(path) = &self.config.socket else { return };
-        let path = if path.as_os_str() == "1" { stats_socket::path_of(self.process) } else { path.clone() };
+        let path = match &self.config.socket {
+            None => return,
+            Some(StatsSocket::Default) => stats_socket::path_of(self.process),
+            Some(StatsSocket::Path(path)) => path.clone(),
+        };
         match stats_socket::serve(&path, Arc::<Self>::downgrade(self)) {
             Ok(served_pool) => {
                 self.log.socket_opened(&path);

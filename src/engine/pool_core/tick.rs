@@ -49,7 +49,7 @@ struct TickState {
     was_late: bool,
     /// Whether the log says that the recording has failed.
     is_failure_logged: bool,
-    /// The bytes held, and the calls of the source, when growth was last logged.
+    /// The bytes held, and the counts of source calls, when growth was last logged.
     held_bytes: u64,
     calls: SourceCalls,
 }
@@ -85,13 +85,13 @@ impl PoolCore {
     pub(crate) fn maintain_for_user(&self) {
         self.retry_failures(usize::MAX);
         self.run_due_work();
-        // Even if no tick is due. Counting the idle blocks collects blocks that other threads have returned.
+        // Done even if no tick is due. Counting the idle blocks collects blocks that other threads have returned.
         if self.idle.count() > self.config.pool_size_limit {
             self.evict_over_limit(None);
         }
         if let Some(arena) = self.memory.arena().filter(|_| self.thread.is_none()) {
             arena.compact(self.time.coarse_us());
-            arena.reserve_turn(self);
+            arena.run_reserve_step(self);
         }
     }
 
@@ -105,13 +105,13 @@ impl PoolCore {
         self.enforce_limits();
     }
 
-    /// Moves a few granules to the compaction target (policy-R13). Returns whether any were moved.
+    /// Remaps a few granules towards the compaction target (policy-R13). Returns whether any were remapped.
     pub(crate) fn compact_step(&self) -> bool {
         self.memory.arena().is_some_and(|arena| arena.compact_step(self.time.coarse_us()))
     }
 
-    /// Reads the clock and returns the time. Does what is due, unless the maintenance thread or the caller of `maintain` does
-    /// it; then only if that is late by [`LATE_US`].
+    /// Reads the clock and returns the time. Does what is due. If that is the task of the maintenance thread or of the
+    /// caller of `maintain`, does it only if they are late by [`LATE_US`].
     pub(super) fn tick_if_overdue(&self) -> u64 {
         let maintained = self.thread.is_some() || self.config.extra.maintained_by_caller;
         self.tick_after(if maintained { LATE_US } else { 0 })
@@ -131,7 +131,7 @@ impl PoolCore {
                 thread.wake(false).unwrap_or_else(|error| self.log.no_maintenance_thread(&error))
             }
             Some(_) => {}
-            // Without a maintenance thread. With one, `run_due_work` does this at every round.
+            // Without a maintenance thread. With one, `run_due_work` does this in every round.
             None => self.watch_device(),
         }
         if now_us >= state.next_query_us {
@@ -166,7 +166,7 @@ impl PoolCore {
     }
 
     /// Excludes the time in which the process did not run from waits and from the ages of copies. If the process is stopped
-    /// during a call of the maintenance thread, the stop counts, since it cannot be distinguished from a slow call.
+    /// during a call by the maintenance thread, the stop counts, since it cannot be distinguished from a slow call.
     fn discount_pause(&self, state: &mut TickState, now_us: u64) {
         let before_us = state.stopped_us;
         state.stopped_us = self.thread.map_or(0, MaintenanceThread::stopped_us);
@@ -209,7 +209,7 @@ impl PoolCore {
             && let Some(why) = source.device_lost()
             && self.end_reason.set(why.clone()).is_ok()
         {
-            self.evict_all(self.idle.seal(), EvictionReason::Released);
+            self.evict_all(self.idle.stop_keeping(), EvictionReason::Other);
             self.log.device_lost(&why);
         }
         let findings = source.findings();
@@ -268,7 +268,7 @@ impl MaintenanceTask for PoolCore {
             self.wake_waiters();
         }
         let compacting = self.memory.arena().is_some_and(|arena| {
-            arena.reserve_turn(self);
+            arena.run_reserve_step(self);
             arena.compact(self.time.now_us()) || arena.reserve_pace() == Pace::Steps
         });
         // While it compacts or pins a reserve, this thread calls more often than other work is due.

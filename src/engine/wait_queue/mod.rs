@@ -47,7 +47,7 @@ use pinpool_os::sync::{Condvar, Mutex};
 use pinpool_os::threads;
 use pinpool_os::unwind::catch_panic;
 
-/// Shortest time that an attempt may wait for driver calls of other threads.
+/// Shortest time that an attempt may wait for other threads' driver calls.
 const MIN_SEARCH_TIME: Duration = Duration::from_micros(500);
 
 /// The pool or partition behind a queue.
@@ -68,7 +68,7 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
     /// Finishes the returns that are ready, such as returns of buffers with completed copies.
     fn sweep(&self);
 
-    /// Serves the head, or a deferred request, which has no refusal yet. Waits for driver calls of other threads until `until`.
+    /// Serves the head, or a deferred request, which has no refusal yet. Waits for other threads' driver calls until `until`.
     fn serve(self: &Arc<Self>, waiter: &Waiter<Self>, until: Instant) -> Result<Self::Item, Self::Refusal>;
 
     /// Records the refusal of a deferred request, and returns whether the request may wait.
@@ -124,7 +124,7 @@ struct QueueState<S: Server> {
 }
 
 impl<S: Server> WaitQueue<S> {
-    /// Makes an empty queue. Without `may_start_thread`, the polls of tasks search for memory.
+    /// Creates an empty queue. Without `may_start_thread`, the polls of tasks search for memory.
     pub(super) fn new(may_start_thread: bool) -> Self {
         Self {
             waiting: AtomicUsize::new(0),
@@ -273,7 +273,7 @@ impl<S: Server> WaitQueue<S> {
                 }
             }
         }
-        // Without a search now, an old refusal decides nothing: others may have returned memory since.
+        // Without a search now, an old refusal is not decisive: other threads may have returned memory since.
         let refusal = waiter.refusal().filter(|_| searched);
         if Instant::now() >= waiter.deadline || server.is_hopeless(refusal.as_ref()) {
             self.end(server, waiter, None);

@@ -1,8 +1,8 @@
 //! Every interleaving of waiting requests, returns and hits.
 //!
 //! The idle items are behind a lock with the flag that the queue sets, as in the shards of the thread cache: a return that finds
-//! no flag keeps its item and does nothing else; it reads no count of waiting requests and makes no barrier. A request sleeps
-//! without a time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
+//! no flag keeps its item and does nothing else; it reads no count of waiting requests and executes no barrier. A
+//! request sleeps without a time limit unless it sees an item in flight, so loom reports a lost wake-up as a deadlock.
 
 use super::*;
 use loom::thread;
@@ -194,8 +194,8 @@ fn loom_two_returns_serve_two_waiters() {
     });
 }
 
-/// A thread that hits and puts in a loop: here it may hit once more after the request joined, and its return serves the
-/// request.
+/// Models a thread that hits and puts in a loop: it may hit once more after the request joined, and its return serves
+/// the request.
 #[test]
 fn loom_one_waiter_one_put_one_hit() {
     model(0, |pool| {
@@ -257,7 +257,7 @@ fn loom_a_late_task_leaves_the_slow_path_flag_clear() {
     });
 }
 
-/// Fails if the last of two that leave clears the slow-path flag only if it finds itself in the queue.
+/// Fails if the last of two leaving tasks clears the slow-path flag only if it finds itself in the queue.
 #[test]
 fn loom_late_tasks_leave_the_slow_path_flag_clear() {
     model_of_three(1, |pool| {

@@ -149,7 +149,7 @@ fn a_late_task_that_is_polled_no_more_leaves_the_queue_to_the_next() {
     pool.put(1, CLASS);
     assert_eq!(poll(&mut waiting, Waker::noop()), Poll::Ready(Some(1)));
     drop(waiting);
-    assert!(!pool.queue.has_waiters(), "the late one counts no more");
+    assert!(!pool.queue.has_waiters(), "the late task no longer counts");
     drop(abandoned);
     assert!(!pool.queue.has_waiters());
 }
@@ -207,8 +207,8 @@ fn no_item_is_lost_however_requests_leave_the_queue() {
     });
     let told = pool.told.lock();
     assert!(!pool.queue.has_waiters());
-    assert!(told.iter().enumerate().all(|(at, &is_waiting)| is_waiting == (at % 2 == 0)), "told once for each change");
-    assert!(told.len() > 1 && told.len().is_multiple_of(2), "told at last that nobody waits");
+    assert!(told.iter().enumerate().all(|(at, &is_waiting)| is_waiting == (at % 2 == 0)), "notified once per change");
+    assert!(told.len() > 1 && told.len().is_multiple_of(2), "the last notification says that no request waits");
     let mut idle = pool.idle.lock().clone();
     idle.sort_unstable();
     assert_eq!(idle, (0..items).collect::<Vec<_>>());
@@ -225,7 +225,7 @@ fn the_next_is_woken_when_a_later_request_finds_the_first_late() {
     assert_eq!(poll(&mut later, Waker::noop()), Poll::Pending);
     assert_eq!(next.0.load(Ordering::SeqCst), 1);
     assert_eq!(poll(&mut later, Waker::noop()), Poll::Pending);
-    assert_eq!(next.0.load(Ordering::SeqCst), 1, "once: the head of the queue has not changed");
+    assert_eq!(next.0.load(Ordering::SeqCst), 1, "not woken again: the head has not changed");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn only_the_head_searches_for_memory() {
 fn requests_pass_the_head_within_the_room_next_to_it() {
     let pool = TestPool::new();
     let pass = |needed_bytes| pool.queue.try_pass(|_| (10, needed_bytes));
-    assert_eq!(pass(4), Ok(0), "nobody waits");
+    assert_eq!(pass(4), Ok(0), "no request waits");
     let first = join(&pool, LONG);
     let second = join_task(&pool, OTHER, LONG);
     let number = pass(4).expect("4 fit");
@@ -256,13 +256,13 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     pool.queue.end_pass(number, 6);
     assert!(pass(7).is_err());
     assert_eq!(pass(6), Ok(1));
-    assert!(pass(0).is_err(), "a request that may not pass");
+    assert!(pass(0).is_err(), "this request may not pass");
     drop(join_task(&pool, OTHER, LONG));
-    assert!(pass(1).is_err(), "one behind the head has left");
+    assert!(pass(1).is_err(), "a request behind the head has left");
     drop(first);
-    assert_eq!(pass(10), Ok(2), "another head: what passed the other counts as held");
+    assert_eq!(pass(10), Ok(2), "a new head: bytes that passed the old head count as held");
     pool.queue.end_pass(number, 4);
-    assert!(pass(1).is_err(), "it passed another one");
+    assert!(pass(1).is_err(), "it passed another head");
     drop(second);
 }
 

@@ -55,7 +55,7 @@ pub(super) struct WaiterState<S: Server> {
 }
 
 impl<S: Server> Waiter<S> {
-    /// Makes the waiter of a request that began at `begun` and waits for at most `wait` for room. The request of a task has a
+    /// Creates the waiter of a request that began at `begun` and waits for at most `wait` for room. The request of a task has a
     /// `keep_alive`, and waits for driver calls even if `wait` is zero.
     pub(in crate::engine) fn new(
         request: S::Request,
@@ -63,8 +63,8 @@ impl<S: Server> Waiter<S> {
         (begun, wait): (Instant, Duration),
         keep_alive: Option<KeepAlive>,
     ) -> Self {
-        let needs_no_room = keep_alive.is_some() && wait.is_zero();
-        let deadline = deadline(begun, if needs_no_room { WAIT_MAX } else { wait });
+        let waits_only_for_calls = keep_alive.is_some() && wait.is_zero();
+        let deadline = deadline(begun, if waits_only_for_calls { WAIT_MAX } else { wait });
         let state = Mutex::new(WaiterState {
             joined: None,
             polls_since: begun,
@@ -236,7 +236,7 @@ impl<S: Server> WaitTicket<S> {
     /// Does for a task what [`wait`](Self::wait) does for a thread.
     pub(in crate::engine) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
         let (server, waiter, queue) = (&self.server, &self.waiter, self.server.queue());
-        // Before the slot is read, so that a later item wakes this task.
+        // Registered before the slot is read, so that a later item wakes this task.
         waiter.register(context.waker());
         // Cancels the reminder of the last poll.
         self.reminder = None;

@@ -14,7 +14,7 @@ use crate::policy::RateCheck;
 #[derive(Debug, Clone, Default)]
 pub struct LogSampler(Arc<AtomicU64>);
 
-/// The number of checks of all pools without a sampler of their own. This is not a lazily initialized cell, because a child that is
+/// The number of checks of all pools without a separate sampler. This is not a lazily initialized cell, because a child
 /// forked while another thread initializes the cell would wait forever.
 static CHECKS_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 

@@ -46,9 +46,9 @@ pub(crate) struct PoolLog {
 impl PoolLog {
     /// Returns the number for the next pool or partition of the process.
     pub(crate) fn next_number() -> u64 {
-        static POOLS: AtomicU64 = AtomicU64::new(0);
+        static LAST_POOL_NUMBER: AtomicU64 = AtomicU64::new(0);
         // Relaxed: nothing else depends on it.
-        POOLS.fetch_add(1, Ordering::Relaxed)
+        LAST_POOL_NUMBER.fetch_add(1, Ordering::Relaxed)
     }
 }
 

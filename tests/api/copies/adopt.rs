@@ -1,4 +1,4 @@
-//! User memory as buffers: it is returned once, after its last copy, and is counted separately.
+//! Adopted user memory is returned once, after its last copy, and is counted separately.
 #![allow(unsafe_code)] // Adopts memory.
 
 use std::future::Future;
@@ -29,7 +29,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// `byte` in all of a new frame, adopted by `pool`.
+    /// A new frame filled with `byte` and adopted by `pool`.
     fn adopted(&self, pool: &Pool, byte: u8, is_pinned: bool) -> PinnedBuf {
         let mut frame = vec![byte; BYTES];
         let (memory, returned) = (NonNull::from(frame.as_mut_slice()), self.returned.clone());
@@ -121,13 +121,13 @@ fn no_bytes_are_a_buffer_and_too_many_are_an_error() {
     let frames = Frames::default();
     let returned = frames.returned.clone();
     let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
-    // SAFETY: no bytes.
+    // SAFETY: the slice is empty.
     let buf = unsafe { pool.adopt(none, None, move || _ = returned.fetch_add(1, Ordering::SeqCst)) }.unwrap();
     assert!(buf.is_empty() && frames.returned() == 0);
     drop(buf);
     assert_eq!(frames.returned(), 1);
     let all = NonNull::slice_from_raw_parts(NonNull::dangling(), usize::MAX);
-    // SAFETY: refused, so never used.
+    // SAFETY: the call is refused, so the memory is never used.
     assert!(unsafe { pool.adopt(all, None, || ()) }.unwrap_err().is_invalid_request());
 }
 
@@ -176,7 +176,7 @@ fn pinned_memory_is_under_the_limit_until_its_owner_is_gone() {
     }
 }
 
-/// Two pages without their first `from` bytes, pinned as memory of `pool`.
+/// Pins two pages as memory of `pool`, without their first `from` bytes.
 fn lock(pool: &Pool, from: usize) -> Result<pinpool::UserMemory<Box<Pages>>, pinpool::Error> {
     let mut pages = Box::new(Pages([3; 8192]));
     // SAFETY: mapped as long as `pages`, which nothing else uses.
@@ -220,7 +220,7 @@ fn idle_memory_makes_room_for_a_reserve_next_to_an_earlier_pin() {
     drop(pinned);
 }
 
-/// Two pages until the end of this process.
+/// Two pages that stay mapped until this process ends.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn mapped(protection: libc::c_int) -> NonNull<[u8]> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -238,7 +238,7 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
         let start = memory.cast::<u8>().as_ptr();
         // SAFETY: two pages, mapped above.
         unsafe { start.write_bytes(7, 8192) };
-        // SAFETY: the second of the two.
+        // SAFETY: this is the second of the two pages.
         assert_eq!(unsafe { libc::mprotect(start.wrapping_byte_add(4096).cast(), 4096, libc::PROT_READ) }, 0);
         // SAFETY: mapped until the end of this process.
         let locked = unsafe { pool.pin(memory, ()) };
@@ -253,7 +253,7 @@ fn memory_with_content_keeps_it_and_may_be_read_only() {
 fn a_refused_pin_has_no_advice_on_the_reserve() {
     let pool = Pool::builder().without_env().backend(Backend::Mlock).max_bytes(1_u64 << 20).build().unwrap();
     let memory = mapped(libc::PROT_NONE);
-    // SAFETY: mapped until the end of this process; the kernel refuses to lock what it cannot read.
+    // SAFETY: mapped until the end of this process; the kernel refuses to lock unreadable pages.
     let error = unsafe { pool.pin(memory, ()) }.unwrap_err();
     let report = error.report();
     assert!(error.is_backend() && report.contains("request a smaller buffer"), "{error}: {report}");
@@ -269,7 +269,7 @@ fn a_forked_child_can_neither_adopt_nor_return_user_memory() {
         let (pinned, plain) = (frames.adopted(&pool, 1, true), frames.adopted(&pool, 2, false));
         crate::child::in_a_child(|| {
             let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
-            // SAFETY: no bytes.
+            // SAFETY: the slice is empty.
             let refused = unsafe { pool.adopt(none, None, || ()) };
             let held = [
                 ("adopting is refused", refused.is_err_and(|error| error.is_forked())),

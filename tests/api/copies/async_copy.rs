@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::fixture::{filled, heap, run};
 
-/// Tasks that share one thread: one that blocks stops the other.
+/// A runtime with one worker thread, so that a blocking task stops the other task.
 fn one_worker() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).build().unwrap()
 }

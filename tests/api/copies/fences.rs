@@ -16,14 +16,14 @@ use pinpool::copy::{CopyStream, Fence};
 use pinpool::stats::ClassStats;
 use pinpool::{Error, PoolBuilder, Result, Stats};
 
-/// Pools with fences that only the tests' calls query.
+/// Pools that query fences only in calls that a test makes.
 fn builder() -> PoolBuilder {
     heap().maintenance_thread(false)
 }
 
 type Answer = dyn Fn() -> Result<bool> + Send + Sync;
 
-/// A fence that answers by a closure.
+/// A fence that calls a closure for each query.
 struct ActingFence {
     answer: Box<Answer>,
     on_drop: Box<dyn Fn() + Send + Sync>,
@@ -35,7 +35,7 @@ impl fmt::Debug for ActingFence {
     }
 }
 
-// SAFETY: it guards no copy.
+// SAFETY: the fence guards no copy.
 unsafe impl Fence for ActingFence {
     fn is_complete(&self) -> Result<bool> {
         (self.answer)()
@@ -55,17 +55,17 @@ impl Drop for ActingFence {
     }
 }
 
-/// Returns the fence or error that it was given, and panics without one.
+/// A stream that returns the fence or error that it was given, and panics without one.
 struct Marking(Option<Result<Arc<dyn Fence>>>);
 
-// SAFETY: there is no work.
+// SAFETY: the stream has no work.
 unsafe impl CopyStream for Marking {
     fn record_fence(&self) -> Result<Arc<dyn Fence>> {
         self.0.clone().expect("a stream of the user")
     }
 }
 
-/// A fence that answers by `answer`.
+/// A stream with a fence that calls `answer` for each query.
 fn answering(answer: impl Fn() -> Result<bool> + Send + Sync + 'static) -> Marking {
     Marking(Some(Ok(Arc::new(ActingFence { answer: Box::new(answer), on_drop: Box::new(|| ()) }))))
 }
@@ -117,7 +117,7 @@ fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
     let (fence, entered, open) = blocking();
     pool.get(MIB).unwrap().release_after(&fence).unwrap();
     in_time(move || {
-        // The pool's own thread.
+        // Waits until the maintenance thread is in the fence.
         entered.recv().unwrap();
         drop(pool);
     });

@@ -137,9 +137,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
     assert!(error.error().is_copy_refused(), "{error}");
     assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
-    for part in ["copy 11B", "only 10B"] {
-        assert!(error.to_string().contains(part), "{error}");
-    }
+    assert!(["copy 11B", "only 10B"].iter().all(|part| error.to_string().contains(part)), "{error}");
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (0, 1));
     // The bytes are still there, and may be copied elsewhere.
     let mut larger = SinkMemory::new(11);
@@ -216,7 +214,7 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
 #[test]
 fn a_device_error_quarantines_the_buffer_without_a_wait() {
     let source = faulty_heap();
-    // An end that waited would exceed the time of any test.
+    // If the end of the pool waited, the test would time out.
     let pool = two_buffers(&source).unstable_settings(|extra| extra.end_wait = Some(LONG)).build().unwrap();
     let (stream, mut device, gate) = held_sink(100);
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();

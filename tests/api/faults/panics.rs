@@ -26,7 +26,7 @@ fn go_on(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }
 
-/// Keeps one idle buffer. Its listener counts the checks, and panics at each.
+/// A pool that keeps one idle buffer. Its listener counts the checks, and panics at each.
 fn checked(max_bytes: u64, preset: Preset) -> (Pool, Arc<AtomicU64>) {
     let checks = Arc::new(AtomicU64::new(0));
     let counted = checks.clone();
@@ -108,7 +108,7 @@ fn a_panic_of_a_listener_loses_none_of_the_buffers_that_a_sweep_found() {
 fn a_panic_of_a_listener_does_not_reach_the_drop_of_a_buffer() {
     let (pool, checks) = checked(64 << 20, Preset::Adaptive);
     for round in 0..1000 {
-        // Requests miss here, because returning a hit checks no limit. If a drop panicked, the `Vec` would leak the other buffer.
+        // Requests miss here, because the return of a hit checks no limit. A panicking drop would make the `Vec` leak a buffer.
         let pages = 2 * (round % 7);
         drop(vec![pool.get(4096 * (pages + 1)).unwrap(), pool.get(4096 * (pages + 2)).unwrap()]);
     }

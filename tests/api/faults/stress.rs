@@ -16,7 +16,7 @@ use crate::fixture::{Requests, heap};
 use crate::valid_stats::{stats_when, valid_stats};
 
 const THREADS: u64 = if cfg!(miri) { 2 } else { 6 };
-/// Most buffers held by one thread.
+/// Maximum number of buffers that one thread holds.
 const HELD: usize = 6;
 
 /// Writes this thread's mark to both ends of the buffer and checks that no other thread overwrites it.
@@ -34,7 +34,7 @@ fn len_of(size: u64) -> usize {
     usize::try_from([100, 5000, 60_000, 300_000][usize::try_from(size).unwrap()]).unwrap()
 }
 
-/// Returns how many gets succeeded.
+/// Returns the number of successful requests.
 fn work(
     pool: &Pool,
     requests: &impl Requests,
@@ -86,7 +86,7 @@ fn work(
 
 fn stress(preset: Preset) {
     let builder = heap().preset(preset).on_full(OnFull::Error);
-    // Less than the threads could hold, so that gets wait, idle buffers are reclaimed and some gets fail.
+    // Less than the threads could hold, so that requests wait, idle buffers are reclaimed and some requests fail.
     let max_bytes = THREADS * 500_000;
     let pool = builder.max_bytes(max_bytes).pool_size_limit(10).wait(Duration::from_millis(1)).build().unwrap();
     let part = (preset == Preset::Adaptive).then(|| pool.partition("other", max_bytes / 2).unwrap());
@@ -110,7 +110,7 @@ fn stress(preset: Preset) {
         ended.into_iter().map(|(served, _from)| served).collect()
     });
     pool.maintain();
-    // The maintenance thread may have seen copies end, and not put their buffers yet.
+    // The maintenance thread may have found copies complete without having returned their buffers yet.
     let stats = stats_when(&pool, |stats| stats.memory.in_use + stats.copies.in_flight == 0);
     // The pool's requests include the partition's requests.
     let all: u64 = served.iter().sum();

@@ -1,4 +1,4 @@
-//! Many threads over a source that fails at random: the bytes that it really holds never exceed the limit, at any instant.
+//! Many threads over a source that fails at random: the bytes that the source holds never exceed the limit, at any instant.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::fixture::{Requests, each_sim, over};
 use crate::valid_stats::valid_stats;
 
 const THREADS: u64 = 8;
-/// Requests of each thread; `LIMIT_GETS` sets another number.
+/// Requests per thread; `LIMIT_GETS` overrides this number.
 const GETS: u64 = 1_500;
 
 const CALLS: [SourceCall; 3] = [SourceCall::Acquire, SourceCall::Release, SourceCall::Remap];
 
-/// The numbers of the calls that fail, by kind.
+/// The indices of the calls that fail, by kind.
 #[derive(Default)]
 struct Failing([HashSet<u64>; 3]);
 
@@ -31,7 +31,7 @@ impl Failing {
     }
 }
 
-/// Fails one call in 44 of each kind, and as many remaps halfway.
+/// Fails one call in 44 of each kind, and makes as many remaps fail halfway.
 fn fail_some(source: &FaultSource, seed: u64) -> Failing {
     let (mut failing, mut draw) = (Failing::default(), Draw::of(seed));
     for index in 0..200_000 {
@@ -124,7 +124,7 @@ fn stays_under_the_limit(
     assert_eq!(counted > 0, failures > 0, "{failures} calls failed: {:?}", all.memory);
     let before = source.calls(SourceCall::Release);
     drop((pool, eval));
-    // The end of the pool leaves memory only where its release failed.
+    // The end of the pool leaves only memory that it failed to release.
     let failed = failing.count(SourceCall::Release, before..source.calls(SourceCall::Release));
     assert!(held() == 0 || failed > 0, "{} B left, no release failed", held());
     assert_eq!(source.calls(SourceCall::Reserve), source.calls(SourceCall::Unreserve));

@@ -1,4 +1,4 @@
-//! Every byte counts under its limit: pageable memory, partitions, refused requests and quarantined buffers.
+//! Every byte counts towards its limit: pageable memory, partitions, refused requests and quarantined buffers.
 
 use pinpool_os::format::Size;
 use std::time::Duration;

@@ -31,7 +31,7 @@ fn fill(pool: &Pool, len: usize, most: usize) -> Vec<PinnedBuf> {
     std::iter::from_fn(|| pool.get(len).ok()).take(most).collect()
 }
 
-/// Bytes kept idle: in buffers, and free in the arena.
+/// Idle bytes: in buffers, and free in the arena.
 fn idle(stats: &Stats) -> u64 {
     stats.memory.idle_bytes + stats.memory.free_bytes
 }
@@ -51,10 +51,10 @@ fn a_lower_limit_releases_what_is_idle_and_takes_no_buffer_away() {
         held.iter_mut().for_each(|buffer| buffer.wait_slice_mut().unwrap()[0] = 1);
         let more = fill(&pool, 2 * MIB - 4096, 100);
         let held_bytes = valid_stats(&pool).memory.held_bytes;
-        assert_eq!(held_bytes, stats.memory.held_bytes, "no get adds to what is over the limit");
+        assert_eq!(held_bytes, stats.memory.held_bytes, "no request grows a pool over its limit");
         drop((more, held));
         pool.maintain();
-        assert!(valid_stats(&pool).memory.held_bytes <= 4 << 20, "what came back was released: {:?}", pool.stats());
+        assert!(valid_stats(&pool).memory.held_bytes <= 4 << 20, "returned memory was released: {:?}", pool.stats());
         assert_eq!(pool.get(2 * MIB - 4096).unwrap().len(), 2 * MIB - 4096);
     }
 }
@@ -193,7 +193,7 @@ fn auto_follows_the_limit_of_the_cgroup_with_one_line_each() {
     pool.maintain();
     assert!(valid_stats(&pool).memory.held_bytes <= 10 << 20);
 
-    // A limit that is set follows nothing, until it is `auto` again.
+    // A fixed limit does not follow the machine's memory until it is set to `auto` again.
     pool.set_max_bytes(64 << 20).unwrap();
     write_machine(root.path(), "419430400\n");
     clock.advance_us(5_000_000);
@@ -203,7 +203,7 @@ fn auto_follows_the_limit_of_the_cgroup_with_one_line_each() {
     assert_eq!(valid_stats(&pool).limits.max_bytes, Some(100 << 20));
 }
 
-/// A pool over memory that counts as the machine's. `auto` allows 100 MiB.
+/// A pool over memory that counts as the machine's memory. `auto` allows 100 MiB.
 fn automatic(root: &Path) -> PoolBuilder {
     builder().unstable_host_root(root).max_bytes(Limit::Auto)
 }
@@ -228,7 +228,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     }
     assert!(pools[19].stats().limits.shared.is_none(), "there is no shared limit");
 
-    // The memory of a pool with a fixed limit does not count under the limit that the `auto` pools share.
+    // The memory of a pool with a fixed limit does not count towards the limit that the `auto` pools share.
     pools[0].set_max_bytes(30 << 20).unwrap();
     held[0].extend(fill(&pools[0], 10 * MIB, 9));
     assert_eq!((held[0].len(), fill(&pools[19], 10 * MIB, 9).len(), pinned()), (3, 1, 130 << 20));
@@ -250,7 +250,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!(later.len(), 10, "what ended pools held is free");
 }
 
-/// No thread and no poll releases anything here.
+/// Neither a thread nor a poll releases anything here.
 #[test]
 fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
     let root = machine();
@@ -294,7 +294,7 @@ fn a_request_at_the_process_limit_is_woken_by_a_return_to_another_pool() {
     }
 }
 
-/// Each has idle memory that the other lacks, and asks for it at the same time.
+/// Each pool has idle memory that the other needs, and both request memory at the same time.
 #[test]
 fn two_pools_at_one_process_limit_that_wait_for_each_other_are_both_served() {
     let root = machine();
@@ -320,7 +320,7 @@ fn auto_counts_what_the_pool_holds_itself_as_available_to_it() {
     let clock = ManualClock::default();
     let pool = builder().unstable_clock(clock.clone()).unstable_host_root(root.path()).build().unwrap();
     let _held = fill(&pool, 10 * MIB, 8);
-    // 200 MiB may be used, and 190 are: 80 of them by the pool.
+    // 190 of 200 MiB are in use, 80 of them by the pool.
     write_machine(root.path(), "209715200\n");
     fs::write(root.path().join("sys/fs/cgroup/app/memory.current"), (190 << 20).to_string()).unwrap();
     clock.advance_us(1_000_000);

@@ -1,4 +1,4 @@
-//! Limits: no pool, partition, process or group of processes exceeds one.
+//! Limits: no pool, partition, process or group of processes exceeds its limit.
 
 mod limit;
 mod memory_counts;

@@ -24,7 +24,7 @@ use crate::fixture::heap;
 use crate::until::until;
 
 pub(crate) const MIB: usize = 1 << 20;
-/// Longer than any wait that ends well.
+/// Longer than any successful wait.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// The name of a test's shared limit; its file is always removed at the end.
@@ -75,7 +75,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Returns when it has built its pool.
+    /// Returns once the worker has built its pool.
     pub(crate) fn start(named: &Named, pool: &str) -> Self {
         Self::start_with(named, pool, &[])
     }
@@ -117,7 +117,7 @@ impl Worker {
         assert_eq!(self.ask(&format!("get {}", mib * MIB)), "held");
     }
 
-    /// Has `mib` MiB idle.
+    /// Makes `mib` MiB idle.
     pub(crate) fn idle(&mut self, mib: usize) {
         self.hold(mib);
         assert_eq!(self.ask("put"), "put");
@@ -132,7 +132,7 @@ impl Worker {
         self.process.id()
     }
 
-    /// Ends as a program does.
+    /// Lets the process exit normally.
     pub(crate) fn end(mut self) {
         drop(self.orders.take());
         assert!(self.process.wait().unwrap().success());
@@ -152,7 +152,7 @@ impl Drop for Worker {
     }
 }
 
-/// Threads that get and put.
+/// Threads that request and return buffers in a loop.
 struct Cycling {
     is_over: Arc<AtomicBool>,
     counts: Arc<[AtomicU64]>,
@@ -192,12 +192,12 @@ impl Drop for Cycling {
     }
 }
 
-/// The program of the other processes; not a test itself.
+/// The program of the other processes, not a test.
 #[test]
 #[allow(clippy::print_stdout)]
 fn worker() {
     let Ok(name) = std::env::var("LEDGER_WORKER") else { return };
-    // SAFETY: ends this process if nobody else does.
+    // SAFETY: ends this process if nothing else does.
     unsafe { libc::alarm(300) };
     let variable = |name: &str| std::env::var(name).unwrap();
     let named = Named(variable("LEDGER_NAME"));
@@ -236,7 +236,7 @@ fn worker() {
                 cycling = Some(Cycling::start(&pool, usize::try_from(number).unwrap(), len, hold));
                 println!("> cycling");
             }
-            // How often each has.
+            // How often each thread has done so.
             "cycles" => println!("> {}", cycling.as_ref().unwrap().counts()),
             "stop" => {
                 drop(cycling.take());
@@ -468,7 +468,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
             let report = named.report();
             assert!(report.members.iter().all(|member| !gone.contains(&member.pid)), "the dead count: {report:?}");
             assert!(report.held_bytes <= 64 << 20, "{report:?}");
-            // Numbers of processes are used again.
+            // Process IDs are reused.
             gone.drain(..gone.len().saturating_sub(8));
             // The survivor continues, with other processes and alone.
             drop(pool.get_with(Request::new(MIB).timeout(LONG)).unwrap());
@@ -477,7 +477,7 @@ fn processes_killed_at_any_moment_leave_a_shared_limit_that_balances() {
                 let (report, stats) = (named.report(), pool.stats());
                 assert_eq!(report.members.len(), 1, "{report:?}");
                 assert_eq!(report.held_bytes, stats.memory.held_bytes, "{report:?}");
-                // All that the dead held is free immediately.
+                // Everything that the killed processes held is free immediately.
                 drop(pool.get_with(Request::new(60 * MIB).timeout(Duration::ZERO)).unwrap());
                 pool.trim(0);
                 assert_eq!(named.report().held_bytes, 0);

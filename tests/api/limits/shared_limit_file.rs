@@ -1,4 +1,4 @@
-//! The file of a shared limit is removed or truncated under its users.
+//! The file of a shared limit is removed or truncated while it is in use.
 
 use std::fs::{self, OpenOptions};
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn removing_the_shared_limit_stops_only_growth() {
     drop(pool.get(20 * MIB).unwrap());
     assert_eq!(other.ask("put"), "put");
     assert_eq!(other.ask(&format!("try {}", 20 * MIB)), "got");
-    // New processes share a file of their own, which the old members leave in place.
+    // New processes share a new file, which the old members leave in place.
     let next = named.builder(64).build().unwrap();
     drop(next.get(60 * MIB).unwrap());
     drop(pool);
@@ -54,7 +54,7 @@ fn truncating_or_extending_the_file_of_a_shared_limit_kills_no_process() {
         worker.ask("stop");
         assert_eq!(worker.ask(&format!("try {}", 30 * MIB)), "got");
     }
-    // Fails for one that something else has ended.
+    // Fails if something else has ended a worker.
     workers.into_iter().for_each(Worker::kill);
     let pool = named.builder(64).build().unwrap();
     drop(pool.get_with(pinpool::Request::new(60 * MIB).timeout(LONG)).unwrap());

@@ -22,20 +22,20 @@ fn counts(worker: &mut Worker) -> Vec<u64> {
     worker.ask("cycles").split(' ').map(|count| count.parse().unwrap()).collect()
 }
 
-/// Waits until each thread has continued.
+/// Waits until each thread has made progress.
 fn wait_for_each_thread(worker: &mut Worker) {
     let before = counts(worker);
     until("all threads continue", || before.iter().zip(counts(worker)).all(|(&before, now)| before < now));
 }
 
-/// Requests are served while a process of N threads runs, and all of these threads continue.
+/// Requests are served while a process with N threads runs, and all of these threads make progress.
 fn are_served_next_to(preset: Preset, gets: usize, (threads, mib, hold_us): (usize, usize, u64)) {
     let named = Named::new(&format!("cycled-{preset:?}"));
     let mut other = cycling(&named, "other", threads, mib, hold_us);
     let pool = named.builder(64).preset(preset).name("own").build().unwrap();
     for _ in 0..gets {
         drop(pool.get_with(Request::new(mib * MIB).timeout(LONG)).unwrap());
-        // The next one finds all of the shared limit in use again.
+        // The next request finds the shared limit fully used again.
         pool.trim(0);
         named.wait_until(|report| report.held_bytes + (mib * MIB) as u64 > 64 << 20);
     }

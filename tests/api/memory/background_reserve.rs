@@ -20,16 +20,16 @@ use crate::valid_stats::valid_stats;
 const MI: u64 = 1 << 20;
 const GI: u64 = 1 << 30;
 const TI: u64 = 1 << 40;
-/// What one step pins.
+/// Bytes that one step pins.
 const STEP: u64 = 8 * MI;
-/// Longer than any reserve of these tests takes; a test that waits so long has failed.
+/// Longer than any reserve of these tests takes; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn faulty(separate: bool) -> Arc<FaultSource> {
     fixture::faulty(if separate { SimSource::separate_regions(1 << 44) } else { SimSource::new(1 << 44) })
 }
 
-/// A pool that pins a reserve of `bytes` by steps of `poll`.
+/// A pool that pins a reserve of `bytes`, one step per `poll`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
     over(source, max_bytes).reserve(bytes).reserve_wait(false)
 }
@@ -38,7 +38,7 @@ fn by_a_thread(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuil
     over(source, max_bytes).reserve(bytes).reserve_wait(false).maintenance_thread(true)
 }
 
-#[allow(clippy::float_cmp)] // Shares of powers of two.
+#[allow(clippy::float_cmp)] // Fractions of powers of two are exact.
 fn fraction_is(pool: &Pool, fraction: f64) -> bool {
     pool.stats().memory.reserve_fraction() == fraction
 }
@@ -65,7 +65,7 @@ fn the_start_pins_one_step_and_each_poll_one_more() {
         assert_eq!(calls, if separate { 2 } else { 8 });
         pool.maintain();
         assert_eq!((source.calls(SourceCall::Acquire), pool.stats().memory.held_bytes), (calls, 64 * MI));
-        // All of it serves buffers; where granules adjoin, one of its whole length.
+        // The whole reserve serves buffers; if granules are contiguous, it serves one buffer of its length.
         drop(pool.get(if separate { 56 * MIB } else { 64 * MIB }).unwrap());
         assert_eq!(source.calls(SourceCall::Acquire), calls);
         assert!(pool.wait_for_reserve(Duration::ZERO).unwrap());
@@ -89,7 +89,7 @@ fn a_request_beyond_what_is_there_is_served_and_counts_as_reserve() {
         drop(buf);
         pool.trim(0);
         assert_eq!(valid_stats(&pool).memory.held_bytes, 64 * MI);
-        // All of the reserve, and without growth no more.
+        // The whole reserve can be used, and without growth nothing more.
         assert_eq!(pool.get(65 * MIB).is_ok(), growth);
         pool.clear();
         drop(pool.get(64 * MIB).unwrap());
@@ -126,7 +126,7 @@ fn a_refused_step_keeps_the_pinned_part_of_a_reserve_and_logs_a_warning() {
             assert_eq!(source.calls(SourceCall::Acquire), calls);
             drop(pool.get(MIB).unwrap());
             assert!(pool.wait_for_reserve(Duration::ZERO).is_err());
-            // What was requested and is not there is not requested twice.
+            // The missing part of the first reserve is not requested twice.
             pool.reserve(512 * MI - there).unwrap();
             assert!(pool.wait_for_reserve(PATIENCE).unwrap() && fraction_is(&pool, 1.0));
             assert_eq!(valid_stats(&pool).memory.reserve_bytes, 512 * MI);
@@ -206,7 +206,7 @@ fn requests_are_served_while_a_reserve_step_hangs() {
     });
     // The first step of the next reserve hangs in the backend.
     gate.wait_for(1);
-    // Available memory is served, and statistics are available.
+    // Pinned memory is served meanwhile, and statistics are available.
     let held: Vec<_> = (0..8).map(|_| pool.get(8 * MIB).unwrap()).collect();
     // Statistics balance when no plan is open.
     assert_eq!((pool.stats().memory.in_use, held.len()), (8, 8));
@@ -237,7 +237,7 @@ fn a_refused_first_step_keeps_a_concurrent_reserve() {
     assert!(pool.wait_for_reserve(PATIENCE).unwrap() && valid_stats(&pool).memory.reserve_bytes == 32 * MI);
 }
 
-/// Ends a pool with a hanging step, which continues after `patience`. Returns whether no other step was made.
+/// Ends a pool while a step hangs, and lets the step continue after `patience`. Returns whether no further step followed.
 fn end_stops_after_its_step(source: &Arc<FaultSource>, patience: Duration) -> bool {
     let pool = by_a_thread(source.clone(), TI, 512 * GI).build().unwrap();
     let gate = source.hold(SourceCall::Acquire);
@@ -264,7 +264,7 @@ fn the_end_of_the_pool_cancels_it_within_a_step() {
         let calls = source.calls(SourceCall::Acquire);
         thread::sleep(Duration::from_millis(5));
         assert_eq!(source.calls(SourceCall::Acquire), calls);
-        // All of it went back: the wrapped source can hold its total again.
+        // Everything was released: the wrapped source can hold its total again.
         assert_eq!(over(source, TI).build().unwrap().stats().memory.held_bytes, 0);
     }
 }

@@ -37,7 +37,7 @@ fn addresses_outside_a_range_are_refused() {
 #[derive(Debug, Default)]
 struct Steps(Mutex<Vec<&'static str>>);
 
-// SAFETY: it has no memory.
+// SAFETY: this implementation has no memory.
 unsafe impl VirtualMemory for Steps {
     fn reserve(&self, _: usize) -> Result<AddressRange, SourceError> {
         unreachable!("no range is needed")

@@ -1,4 +1,4 @@
-//! The backends without a driver: the pages that they take from the kernel, and what a failing step leaves.
+//! The backends without a driver: the pages that they use, and the state after a failed step.
 #![allow(unsafe_code)] // Commits, locks and releases memory by hand.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
@@ -28,12 +28,12 @@ impl<'source> Pages<'source> {
     }
 
     fn commit(&self, first: usize, count: usize) -> Result<(), SourceError> {
-        // SAFETY: each test commits only what is not committed.
+        // SAFETY: each test commits only uncommitted pages.
         unsafe { self.source.commit(&self.range, (first + 1) * PAGE_BYTES, count * PAGE_BYTES) }
     }
 
     fn decommit(&self, first: usize, count: usize) -> Result<(), SourceError> {
-        // SAFETY: each test decommits only what is committed, and holds no slice of it.
+        // SAFETY: each test decommits only committed pages, and holds no slice of them.
         unsafe { self.source.decommit(&self.range, (first + 1) * PAGE_BYTES, count * PAGE_BYTES) }
     }
 
@@ -54,7 +54,7 @@ impl<'source> Pages<'source> {
     }
 
     fn unreserve(self) {
-        // SAFETY: each test is done with the range.
+        // SAFETY: no test uses the range after this call.
         unsafe { self.source.unreserve(self.range) }.unwrap();
     }
 }
@@ -128,19 +128,19 @@ fn failed_commits_and_decommits_change_nothing() {
 #[test]
 fn mlock_locks_the_pages_of_regions() {
     let source = HeapSource::locked();
-    for region in [source.acquire(5 * PAGE_BYTES), source.acquire_fast(5 * PAGE_BYTES, 2, &|_| {})] {
+    for region in [source.acquire(5 * PAGE_BYTES), source.acquire_bulk(5 * PAGE_BYTES, 2, &|_| {})] {
         let region = region.unwrap();
         let start = region.start().as_ptr().addr();
         let (_, kib) = mappings().into_iter().find(|(addresses, _)| addresses.contains(&start)).unwrap();
         assert!(kib[2] >= 20);
-        // SAFETY: acquired above, no reference into it was made.
+        // SAFETY: acquired above, and no reference into the region exists.
         unsafe { source.release(region) }.unwrap();
     }
 }
 
 #[test]
 fn mlock_locks_granules_and_releases_them() {
-    // The limit is the process's.
+    // The limit applies to the process.
     alone(|| {
         let source = HeapSource::locked();
         let limit = rlimit_memlock().map_or(64 << 20, |limit_bytes| limit_bytes / 4).min(64 << 20);
@@ -191,7 +191,7 @@ fn a_lock_over_the_limit_names_the_limit_and_changes_nothing() {
         assert_eq!((accessible_kib, locked_kib), (0, 0));
         pages.unreserve();
         let progress = |_| panic!("a page was touched before the limit was checked");
-        [refusal, source.acquire_fast(over_bytes, 2, &progress).unwrap_err().to_string()]
+        [refusal, source.acquire_bulk(over_bytes, 2, &progress).unwrap_err().to_string()]
     });
     for refusal in refusals.join().unwrap() {
         let expected = format!("{} refused, RLIMIT_MEMLOCK is {}", Size(over_bytes as u64), Size(limit_bytes as u64));

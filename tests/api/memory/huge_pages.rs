@@ -1,4 +1,4 @@
-//! Huge pages that the administrator has set aside. The tests hold with as many as the machine has, and with none.
+//! Huge pages that the administrator has set aside. The tests pass with any number of them, and with none.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn pool(backend: Backend, hugetlb: HugeTlb, bytes: u64) -> Pool {
     builder.reserve(bytes).build().unwrap()
 }
 
-/// Bytes of this process in such pages.
+/// Bytes of this process in huge pages.
 fn hugetlb_bytes() -> u64 {
     status_kib("HugetlbPages") << 10
 }
@@ -39,7 +39,7 @@ fn a_reserve_uses_huge_pages_if_there_are_enough() {
                 assert!(memory.reserve_bytes == 8 << 20 && memory.reserve_fraction() > 0.99, "{memory:?}");
                 let bytes = hugetlb_bytes();
                 assert!(bytes == 0 || bytes == 8 << 20 && hugetlb != HugeTlb::Off, "{bytes}");
-                // Others may take pages meanwhile, so only plenty of them is a promise.
+                // Other processes may take pages meanwhile, so huge pages are certain only if plenty are free.
                 let may_be_others = free < 64 || hugetlb == HugeTlb::Off;
                 assert!(may_be_others || bytes == 8 << 20, "{free} are free, {bytes} B are used");
                 let mut buf = pool.get(8 * MIB).unwrap();
@@ -102,7 +102,7 @@ fn a_child_of_fork_gets_an_error_instead_of_the_bytes() {
                 };
                 vec![("read", is_as_told)]
             });
-            // The parent writes on: no page has to be copied for the child.
+            // The parent can still write: no page has to be copied for the child.
             let mut again = pool.get(2 * MIB).unwrap();
             again.wait_slice_mut().unwrap().fill(4);
         }

@@ -1,4 +1,4 @@
-//! Pools on NUMA nodes, on a machine that is simulated by a tree of files.
+//! Pools on NUMA nodes, on a machine that a tree of files simulates.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn a_node_that_does_not_exist_is_refused_if_there_is_a_choice() {
     ["0\n", ""].into_iter().for_each(|nodes| drop(on(&machine(nodes), 7).build().unwrap().get(MIB).unwrap()));
 }
 
-/// The kernel's policy of the memory behind a buffer.
+/// Checks the kernel's NUMA policy for a buffer's memory.
 #[test]
 fn memory_of_a_node_has_its_policy() {
     let Ok(_) = fs::read("/proc/self/numa_maps") else { return };

@@ -18,7 +18,7 @@ fn a_reserve_that_leaves_no_room_for_a_request_that_waits_is_refused() {
             thread::scope(|scope| {
                 let waiting =
                     scope.spawn(|| if is_partition { part.get(46 * MIB) } else { pool.get(46 * MIB) }.map(drop));
-                // A request of a partition waits for memory in the queue of the pool.
+                // A partition's request waits for memory in the pool's queue.
                 until_waits(&pool, 1);
                 let error = pool.reserve(24 << 20).unwrap_err();
                 assert!(error.is_limit());
@@ -33,7 +33,7 @@ fn a_reserve_that_leaves_no_room_for_a_request_that_waits_is_refused() {
                 waiting.join().unwrap().unwrap();
             });
             valid_stats(&pool);
-            // No get waits any more.
+            // No request is waiting any more.
             pool.trim(0);
             pool.reserve(24 << 20).unwrap();
         }

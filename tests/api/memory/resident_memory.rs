@@ -11,7 +11,7 @@ use crate::fixture::{MIB, over_sim, status_kib, with_manual_clock};
 /// Below the usual `RLIMIT_MEMLOCK`.
 const BYTES: usize = 6 * MIB;
 const MAX_BYTES: u64 = 7 << 20;
-/// Other memory of the process that may change meanwhile.
+/// Tolerance for the process's other memory, which may change meanwhile.
 const NOISE: usize = MIB;
 
 fn resident_bytes() -> usize {
@@ -39,7 +39,7 @@ fn written(pool: &Pool) -> Vec<PinnedBuf> {
 
 #[test]
 fn resident_memory_falls_after_each_kind_of_release() {
-    // Resident memory is the process's, not a pool's.
+    // Resident memory is measured for the whole process, not for a pool.
     alone(|| [Backend::Mlock, Backend::Heap].into_iter().for_each(check_resident_memory));
 }
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::fixture::over_sim;
 use crate::valid_stats::valid_stats;
-use pinpool::unstable::{Rounding, rate_window};
-use pinpool::{Limit, PinnedBuf, Preset, Request};
+use pinpool::unstable::rate_window;
+use pinpool::{Limit, PinnedBuf, Preset, Request, Rounding};
 use proptest::prelude::*;
 
 /// TensorFlow's rules in their plainest form: one list and four counters.
@@ -64,7 +64,7 @@ enum Step {
         align: usize,
     },
     Put(usize),
-    /// Many sizes that never repeat: evictions by the hundred.
+    /// Many sizes that never repeat, which cause hundreds of evictions.
     Churn(usize),
     Clear,
 }

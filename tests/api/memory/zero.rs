@@ -23,9 +23,9 @@ fn pools(with: impl Fn(PoolBuilder) -> PoolBuilder) -> impl Iterator<Item = Pool
     all.filter_map(move |builder| with(builder).build().ok())
 }
 
-/// Whether all of its class is zero, not the length alone.
+/// Whether all bytes of the buffer's class are zero, not only its length.
 fn is_zero(buf: &PinnedBuf) -> bool {
-    // SAFETY: the class has that many bytes, all of them this buffer's.
+    // SAFETY: the buffer owns all `capacity` bytes of its class.
     unsafe { std::slice::from_raw_parts(buf.as_ptr(), buf.capacity()) }.iter().all(|&byte| byte == 0)
 }
 

@@ -1,4 +1,4 @@
-//! A child of `fork` gets a clear error from its parent's pool and changes nothing of the parent's.
+//! A forked child gets a clear error from its parent's pool and changes nothing in the parent.
 
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use std::os::fd::AsFd;
@@ -60,7 +60,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                 let tagged = childs_pool.tagged("t");
                 checks.push(("tagged", tagged.get(10).is_err_and(|error| error.is_forked()) && tagged.tag().is_none()));
                 let dump = childs_pool.dump();
-                checks.push(("dump", dump.owners().is_empty() && dump.to_string().contains("held 0B, in use 0B")));
+                checks.push(("dump", dump.holders().is_empty() && dump.to_string().contains("held 0B, in use 0B")));
                 drop(childs_pool);
                 checks.push(("calls", source.calls(SourceCall::Acquire) + source.calls(SourceCall::Release) == calls));
                 let fresh = heap().build().unwrap();
@@ -69,7 +69,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                 checks
             });
 
-            // The parent is unchanged.
+            // The parent's pool is unchanged.
             drop((gate, childs_buffers));
             copy.wait().unwrap();
             pool.maintain();
@@ -120,14 +120,14 @@ fn a_child_of_fork_has_a_maintenance_thread_for_its_own_pools_alone() {
             let before = released();
             let own = hasty();
             drop(own.get(10_000).unwrap());
-            // The pool counts a release when the call has returned.
+            // The pool counts a release once the call has returned.
             until("its own is released", || released() > before && own.stats().memory.held_bytes == 0);
         });
         assert_eq!(child.wait(), 0);
     });
 }
 
-/// A pool with requests that often wait for each other.
+/// A pool in which requests often wait for each other.
 fn narrow_pool() -> Pool {
     heap().max_bytes(8_u64 << 20).wait(Duration::from_millis(200)).build().unwrap()
 }
@@ -187,7 +187,7 @@ fn children_use_their_own_pools_while_parent_threads_wait() {
     });
 }
 
-/// A pool that uses all that a process shares among its pools: a shared limit, a recording, a socket, kept statistics.
+/// A pool that uses everything that a process's pools share: a shared limit, a recording, a socket, kept statistics.
 #[cfg(all(feature = "observe", target_os = "linux"))]
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
@@ -268,7 +268,7 @@ fn children_forked_amid_everything_that_pools_share_use_it_themselves() {
             for number in 0..forks() / 6 {
                 let mut child = Child::new(|| {
                     assert!(parents.stats().limits.shared.is_none(), "the child owns nothing of its parent's limit");
-                    assert!(parents.dump().owners().is_empty() && !parents.diagnose().is_alarm);
+                    assert!(parents.dump().holders().is_empty() && !parents.diagnose().is_alarm);
                     let own = pool_with_everything(dir.path(), &ledger);
                     use_everything(&own);
                     valid_stats(&own);

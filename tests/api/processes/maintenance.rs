@@ -1,4 +1,4 @@
-//! What the maintenance thread does while the program makes no calls, and what nobody does without it.
+//! What the maintenance thread does while the program makes no calls, and what does not happen without the thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use crate::fixture::{MIB, faulty, faulty_sim, filled, heap, held_sink, over, wit
 use crate::manual_copies::{ManualStream, Nowhere};
 use crate::until::until;
 
-/// A pool that soon releases idle memory: it keeps no idle buffer, and free memory for 50 ms.
+/// A pool that soon releases idle memory: it keeps no idle buffers, and keeps free memory for only 50 ms.
 fn hasty(source: Arc<dyn Source>) -> PoolBuilder {
     over(source, Limit::Auto).maintenance_thread(true).pool_size_limit(0).idle_timeout(Duration::from_millis(50))
 }
@@ -48,7 +48,7 @@ fn without_the_thread_nothing_happens_by_itself() {
     for source in sources() {
         let pool = hasty(source.clone()).maintenance_thread(false).build().unwrap();
         let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(4096));
-        // Returned last: a later request would release what has been idle for long, however slow this test runs.
+        // Returned last, because a later request would release the memory if this test runs slowly enough for it to be due.
         let large = pool.get(2 * MIB).unwrap();
         filled(&pool, 4096, 1).copy_to(&stream, &mut device).unwrap();
         drop(large);
@@ -85,7 +85,7 @@ fn a_pool_without_buffers_in_use_is_checked_once_a_second() {
         let looks = || source.calls(SourceCall::DeviceLost);
         let pool = Pool::builder().without_env().backend(Backend::Source(source.clone())).build().unwrap();
         drop(pool.get(4096).unwrap());
-        // The thread sees that nothing is in use any more.
+        // The thread notices that nothing is in use any more.
         until("a look", || looks() > 0);
         let (before, begun) = (looks(), Instant::now());
         thread::sleep(Duration::from_millis(2500));
@@ -108,7 +108,7 @@ fn idle_pools_of_a_process_read_the_kernels_files_together() {
         };
         let (before, begun) = (reads(), Instant::now());
         thread::sleep(Duration::from_millis(1500));
-        // One reading a second; it alone has several calls.
+        // One reading per second, which takes several `read` calls.
         let (calls, seconds) = (reads() - before, begun.elapsed().as_secs());
         assert!(calls < (seconds + 1) * POOLS, "{calls} calls of `read` in {seconds} s");
         drop(pools);
@@ -122,7 +122,7 @@ fn an_ended_pool_is_no_longer_checked() {
     let held = pool.get(2 * MIB).unwrap();
     drop(pool);
     drop(held);
-    // The thread may be what ends the pool.
+    // The maintenance thread may be what ends the pool.
     until("its end released", || releases(&source) > 0);
     let calls = releases(&source);
     thread::sleep(Duration::from_millis(250));

@@ -1,4 +1,4 @@
-//! A child of `fork` that outlives its killed parent keeps no socket open and no file locked that were the parent's.
+//! A forked child that outlives its killed parent keeps neither the parent's sockets open nor its files locked.
 #![allow(unsafe_code)] // Forks and kills.
 
 use std::io::{BufRead, BufReader, Read, Write, pipe};
@@ -14,25 +14,25 @@ use crate::scratch::scratch;
 /// Starts a process that calls `made`, forks, and is killed. The forked child lives while `test` runs.
 fn with_an_orphan<T>(made: impl FnOnce() -> T, test: impl FnOnce()) {
     let (mut until_closed, open) = pipe().unwrap();
-    // The test has its end until it is over.
+    // This process keeps its end of the pipe open until the test is over.
     let mut open = Some(open);
     let (mut begun, mut begins) = pipe().unwrap();
     let mut parent = Child::new(|| {
         let _made = made();
         drop(open.take());
-        // SAFETY: the child waits and ends without running what belongs to its parent.
+        // SAFETY: the child waits and exits without running its parent's code.
         if unsafe { libc::fork() } == 0 {
             begins.write_all(b"b").unwrap();
-            // Until the test closes the other end of the pipe.
+            // Waits until the test closes the other end of the pipe.
             let _ = until_closed.read(&mut [0]);
-            // SAFETY: ends the child alone.
+            // SAFETY: ends only the child.
             unsafe { libc::_exit(0) };
         }
-        // SAFETY: ends this process as from outside.
+        // SAFETY: kills this process, as another process would.
         unsafe { libc::raise(libc::SIGKILL) };
     });
     assert!(libc::WIFSIGNALED(parent.wait()));
-    // What is closed in a child is closed before `fork` returns there.
+    // Descriptors that a child does not keep are closed before `fork` returns in the child.
     begun.read_exact(&mut [0]).unwrap();
     test();
 }
@@ -92,7 +92,7 @@ fn a_childs_end_leaves_the_sockets_of_its_parent() {
             assert!(first_line(&own).contains("\"pools\":[{"));
             drop(pool);
             assert!(!own.exists());
-            // SAFETY: runs the handlers of exit, which are to bear that other threads are gone.
+            // SAFETY: runs the exit handlers, which must work although the other threads are gone.
             unsafe { libc::exit(0) };
         });
         assert_eq!(child.wait(), 0);

@@ -1,4 +1,4 @@
-//! Requests that keep their call stack: a buffer that was not returned is reported with the function that requested it.
+//! Requests that keep their call stack: a leaked buffer is reported with the function that requested it.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::scratch::scratch;
 use crate::valid_stats::valid_stats;
 
 fn sampling(every: u64) -> PoolBuilder {
-    // The drop of the last handle ends a pool without a maintenance thread, and so its recording.
+    // Without a maintenance thread, dropping the last handle ends the pool and its recording.
     heap().maintenance_thread(false).max_bytes(64 << 20).call_stacks(every)
 }
 
@@ -26,7 +26,7 @@ fn get_tagged(pool: &Pool) -> PinnedBuf {
     pool.get(8192).unwrap()
 }
 
-/// The call stacks of the buffers that were got, by their ids, and the first frame of each.
+/// The id of each sampled buffer, with the first frame of its call stack.
 fn sampled(path: &Path) -> Vec<(u64, String)> {
     let recording = read_recording(path).unwrap();
     let name = |stack: u32| recording.stacks[&stack].first().map_or_else(String::new, |frame| frame.name.clone());
@@ -107,7 +107,7 @@ fn samples_are_as_many_as_asked_for_and_rows_end_with_their_buffers() {
     let pool = sampling(10).trace(path.clone()).build().unwrap();
     (0..2_000).for_each(|_| drop(pool.get(4096).unwrap()));
     assert_eq!(valid_stats(&pool).memory.in_use, 0);
-    assert!(pool.dump().owners().is_empty(), "{}", pool.dump());
+    assert!(pool.dump().holders().is_empty(), "{}", pool.dump());
     drop(pool);
     let count = sampled(&path).len();
     assert!((100..300).contains(&count), "{count}");

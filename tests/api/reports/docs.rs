@@ -12,7 +12,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(path(file)).unwrap()
 }
 
-/// Compares the text between the marks of a page with `made`, or writes it there.
+/// Compares the text between a page's marks with `made`, or writes `made` there.
 fn check_page(file: &str, made: &str) {
     let page = read(file);
     let (begin, end) = ("<!-- made from the code: UPDATE_DOCS=1 cargo test --test api docs -->\n", "<!-- end -->");
@@ -47,7 +47,7 @@ fn the_globs_of_the_mutation_tests_name_files() {
     let globs: Vec<_> = lists.flat_map(|line| line.split('"').skip(1).step_by(2)).collect();
     assert!(globs.len() > 4, "{globs:?}");
     for glob in globs {
-        // A file, or all below a folder.
+        // A glob names a file, or everything below a folder.
         assert!(fs::exists(path(glob.split("/**").next().unwrap())).unwrap(), ".ci/mutants.toml: {glob}");
     }
 }

@@ -1,4 +1,4 @@
-//! Lines as `log` receives them: level, text and order, with the count of checks that the process shares.
+//! Lines as `log` receives them: level, text and order. All pools of the process share the count of checks.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn evicting_pool() -> PoolBuilder {
     heap().preset(Preset::TensorFlow).rounding(Rounding::Exact)
 }
 
-/// Ever new sizes: after `limit` puts each one evicts.
+/// Requests a new size each time, so that after `limit` returns each return evicts.
 fn churn(pool: &Pool, sizes: std::ops::Range<usize>) {
     sizes.for_each(|len| drop(pool.get(len).unwrap()));
 }
@@ -32,13 +32,13 @@ fn a_record_names_the_file_and_line_of_the_call_that_logs_it() {
 
 #[test]
 fn one_check_in_ten_of_the_process_is_logged_in_tensorflows_words() {
-    // The count of checks belongs to the process, and other tests make checks too.
+    // The process counts checks, and other tests make checks too.
     alone(|| {
         let (first, second) = (evicting_pool().build().unwrap(), evicting_pool().build().unwrap());
         listen();
-        // 100 puts fill the pool, the next 1000 evict: check 1 raises to 110 and is printed.
+        // 100 returns fill the pool, and the next 1000 evict: check 1 raises the limit to 110 and is printed.
         churn(&first, 1..1101);
-        // Nine more of either pool are silent.
+        // Nine more checks, of either pool, print nothing.
         churn(&second, 1..1101);
         (0..8).for_each(|n| churn(&first, 10_000 * (n + 1)..10_000 * (n + 1) + 1021));
         let mut kept = lines_with_levels();
@@ -167,7 +167,7 @@ fn a_full_pool_is_no_warning_and_a_shortage_lasts_while_requests_wait() {
     pool.maintain();
     let kept = lines_with_levels();
     let [(Level::Info, line)] = kept.as_slice() else { panic!("one line: {kept:?}") };
-    // It lasted until the wait ended, and says what it cost.
+    // The shortage lasts until the wait ends, and its record says what it cost.
     assert!(line.contains(" shortage_ended: lasted=3.0s requests=1 waited="), "{line}");
 }
 
@@ -186,7 +186,7 @@ fn a_miss_that_is_served_from_held_memory_is_traced() {
 fn in_steady_state_nothing_repeats() {
     let (pool, clock) = with_manual_clock(heap().max_bytes(64 << 20).name("p"));
     listen();
-    // An hour of eight buffers in turn, of sizes that recur.
+    // Eight buffers of recurring sizes each second, for an hour.
     for second in 0..3600 {
         drop((0..8).map(|n| pool.get((n + 1) << 16).unwrap()).collect::<Vec<_>>());
         clock.advance_us(1_000_000);

@@ -5,8 +5,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use log::Level;
-use pinpool::unstable::{ManualClock, Rounding};
-use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset, Request};
+use pinpool::unstable::ManualClock;
+use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset, Request, Rounding};
 use pinpool_testing::SourceCall;
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -68,7 +68,7 @@ fn the_block_is_logged_at_the_first_failure_and_at_each_power_of_ten() {
     let source = faulty_sim();
     let pool = over(source.clone(), 1 << 20).build().unwrap();
     listen();
-    // A driver call that takes too long is no reason for a block.
+    // A slow driver call does not cause a block.
     let gate = source.hold(SourceCall::Acquire);
     let mut late = pool.get_async(Request::new(MIB).timeout(Duration::from_millis(1)));
     until("it is late", || matches!(poll(&mut late), Poll::Ready(Err(_))));
@@ -150,7 +150,7 @@ fn after_a_request_that_failed_why_has_the_cause_of_the_failure() {
     assert!(why.found.as_str().ends_with("old (tag cache)"), "{why}");
     let report = error.report();
     assert!(report.contains(why.found.as_str()) && report.ends_with(why.remedy.as_deref().unwrap()), "{why}");
-    // A later judgement has seen what came after it.
+    // A later diagnosis includes what came after the failure.
     drop(kept);
     (0..20).for_each(|_| drop(pool.get(MIB).unwrap()));
     clock.advance_us(11_000_000);

@@ -33,7 +33,7 @@ fn everything_that_a_pool_does_is_in_the_file_once() {
         assert_eq!(count(&recording, |event| matches!(event, Event::End)), 1);
         let pins = count(&recording, |event| matches!(event, Event::Pin { failed: false, .. }));
         assert_eq!(pins, stats.memory.pin.count);
-        // A new buffer is a miss; every other get is a hit.
+        // A new buffer is a miss; every other request is a hit.
         let new = count(&recording, |event| matches!(event, Event::New { .. }));
         assert_eq!(80 - new, stats.requests.hits);
         assert_eq!(new, count(&recording, |event| matches!(event, Event::Gone { .. })));
@@ -41,8 +41,8 @@ fn everything_that_a_pool_does_is_in_the_file_once() {
     }
 }
 
-/// Checks that requests and returns of each buffer alternate between its records `New` and `Gone`, in order of time. Returns
-/// the numbers of requests and returns of each pool.
+/// Checks that requests and returns of each buffer alternate between its records `New` and `Gone`, in time order.
+/// Returns each pool's numbers of requests and returns.
 pub(super) fn alternates(recording: &Recording) -> Vec<(u64, u64)> {
     let mut counts = vec![(0, 0); recording.pools.len()];
     let mut held: HashMap<(u32, u64), bool> = HashMap::new();
@@ -111,13 +111,13 @@ fn a_truncated_recording_is_read_up_to_its_last_record() {
                 continue;
             };
             let read = recording.records.len();
-            // A cut between two blocks is no cut: the file ends there.
+            // A file that ends between two blocks does not count as truncated.
             assert!(recording.warning.is_some() || read < all, "{name} of {end} bytes");
             assert!(read >= before && read <= all);
             grew += usize::from(read > before);
             before = read;
         }
-        // Record by record, not block by block, where a byte of the file is one of a record.
+        // An uncompressed file is read up to the record where a cut is, not only up to the block.
         assert!(grew > if name.ends_with("gz") { 1 } else { 20 }, "{name} grew {grew} times");
     }
 }
@@ -168,7 +168,7 @@ fn a_file_that_was_moved_away_is_begun_anew() {
 #[test]
 #[allow(unsafe_code)] // Limits the length of files.
 fn a_partly_written_block_is_removed_before_appending() {
-    // The limit is one of the process.
+    // The limit applies to the process.
     alone(|| {
         let (_dir, path) = a_recording("t.trace");
         let all = read_recording(&path).unwrap().records.len();
@@ -197,7 +197,7 @@ fn a_partly_written_block_is_removed_before_appending() {
 fn a_tag_that_comes_again_is_named_once() {
     let (_dir, path) = scratch("t.trace");
     let pool = recorded(&path).build().unwrap();
-    // More than a pool keeps apart at a time.
+    // More tags than a pool distinguishes at a time.
     let tags = if cfg!(miri) { 10 } else { 3000 };
     for _ in 0..2 {
         (0..tags).for_each(|n| drop(pool.tagged(&format!("req/{n}")).get(4096).unwrap()));

@@ -1,4 +1,4 @@
-//! What a recording does to a file that is at its path: only an empty file and a recording are written.
+//! What happens to an existing file at a recording's path: only an empty file or a recording is written to.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -25,7 +25,7 @@ fn record(path: &Path, name: &str) {
 
 /// A recording at `path` that another process has left.
 fn earlier(path: &Path, name: &str) {
-    // This process continues what it has left under a name.
+    // This process would continue a recording that it left at `path` itself.
     let elsewhere = path.with_extension("elsewhere.gz");
     record(&elsewhere, name);
     fs::rename(elsewhere, path).unwrap();
@@ -38,7 +38,7 @@ fn name_in(path: &Path) -> String {
     recording.pools[0].fact("name").unwrap().to_owned()
 }
 
-/// The text of the refusal, which names the file.
+/// The error text, which names the file.
 fn refusal(path: &Path) -> String {
     let error: Error = recorded(path).build().unwrap_err();
     let text = error.to_string();

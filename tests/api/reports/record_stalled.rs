@@ -19,14 +19,14 @@ use crate::fixture::{recorded, status_kib};
 use crate::scratch::scratch;
 
 /// A named pipe.
-#[allow(unsafe_code)] // A call of the system.
+#[allow(unsafe_code)] // Makes a system call.
 fn pipe(path: &Path) {
     let name = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: a string that ends in zero.
+    // SAFETY: the string ends in zero.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0, "{}", io::Error::last_os_error());
 }
 
-/// Gets and puts of the calling thread.
+/// Requests and returns by the calling thread.
 fn pairs(pool: &Pool, pairs: u64) {
     (0..pairs).for_each(|_| drop(pool.get(4096).unwrap()));
 }
@@ -46,10 +46,10 @@ fn records_are_lost_and_counted_while_the_pipe_is_full() {
         captured_log::listen();
         let (_dir, path) = scratch("pipe");
         pipe(&path);
-        // Both ends, so that it is open, and read later.
+        // Opened for reading and writing, so that the pipe is open but is read only later.
         let reader = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
         let pool = recorded(&path).build().unwrap();
-        // More than the pipe takes: from then on the writer waits.
+        // More than the pipe can hold, so the writer blocks.
         for _ in 0..10 {
             pairs(&pool, 2_000);
             thread::sleep(Duration::from_millis(60));
@@ -63,7 +63,7 @@ fn records_are_lost_and_counted_while_the_pipe_is_full() {
         }
         let grown_kib = status_kib("VmRSS") - before;
         assert!(grown_kib < 100 << 10, "{grown_kib} KiB");
-        // Now somebody reads, and the recording ends whole.
+        // Once the pipe is read, the recording is completed.
         let is_over = Arc::new(AtomicBool::new(false));
         let reading = thread::spawn({
             let is_over = is_over.clone();
@@ -85,7 +85,7 @@ fn records_are_lost_and_counted_while_the_pipe_is_full() {
     });
 }
 
-/// What comes through the pipe until `is_over`.
+/// The bytes that come through the pipe until `is_over`.
 fn read_until(mut pipe: File, is_over: &AtomicBool) -> Vec<u8> {
     let (mut all, mut part) = (Vec::new(), vec![0; 1 << 16]);
     loop {

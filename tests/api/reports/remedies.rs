@@ -1,4 +1,4 @@
-//! The remedy in a message is the one that helps, and what is less than was asked for is a warning.
+//! Each message contains the remedy that helps, and a pool that gets less than it asked for logs a warning.
 #![allow(clippy::print_stdout)] // Prints why it skips.
 
 use std::io::{Read, Seek, SeekFrom};
@@ -93,15 +93,15 @@ fn the_log_line_of_a_shortage_has_the_same_remedy() {
     assert!(!line.contains("PINPOOL_MAX_BYTES"), "{line}");
 }
 
-/// Lowers the limit of locked memory, and takes from root what would make it exempt.
+/// Lowers the limit on locked memory, and stops running as root, which would be exempt.
 #[allow(unsafe_code)] // Changes this process.
 fn lower_memlock(bytes: u64) {
     set_memlock(bytes);
-    // SAFETY: has no arguments in memory; fails where this process is not root.
+    // SAFETY: has no arguments in memory; fails if this process is not root.
     unsafe { libc::setuid(65_534) };
 }
 
-/// Sets the limit of locked memory, which does not bind a process with `CAP_IPC_LOCK`.
+/// Sets the limit on locked memory, which does not bind a process with `CAP_IPC_LOCK`.
 #[allow(unsafe_code)] // Changes this process.
 fn set_memlock(bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
@@ -109,7 +109,7 @@ fn set_memlock(bytes: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
 }
 
-/// A pool limit equal to the limit of locked memory: the error names the limit that really refuses.
+/// If the pool limit equals the limit on locked memory, the error names the limit that caused the refusal.
 fn refused_at_the_lock_limit(is_bound: bool) {
     const LIMIT: u64 = 8 << 20;
     let set = if is_bound { lower_memlock } else { set_memlock };
@@ -151,7 +151,7 @@ fn auto_without_pinned_memory_warns_once_and_says_why() {
         for part in ["RLIMIT_MEMLOCK", "64.0KiB", "ulimit -l", "PINPOOL_BACKEND=heap"] {
             assert!(line.contains(part), "no {part} in: {line}");
         }
-        // What was asked for is no warning.
+        // A pool that was asked to be pageable causes no warning.
         listen();
         drop(heap().build().unwrap());
         assert!(lines_with_levels().iter().all(|(level, _)| *level == Level::Info));
@@ -171,10 +171,8 @@ fn without_a_logger_stderr_has_each_warning_once() {
             println!("skipped: RLIMIT_MEMLOCK does not bind this process, or there is a GPU");
             return;
         }
-        for pool in &pools {
-            assert!(pool.stats().pinned_by.is_none());
-        }
-        // What was asked for is no warning.
+        assert!(pools.iter().all(|pool| pool.stats().pinned_by.is_none()));
+        // A pool that was asked to be pageable causes no warning.
         drop(heap().build().unwrap());
         let mut text = String::new();
         written.seek(SeekFrom::Start(0)).unwrap();

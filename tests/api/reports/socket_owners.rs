@@ -76,11 +76,11 @@ fn only_its_user_reads_a_socket_and_sockets_of_other_users_are_refused() {
     use crate::child::{Child, alone};
 
     alone(|| {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: has no arguments and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             return;
         }
-        // Where all may come and connect.
+        // Any user may connect here.
         let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
         let dir = tempfile::tempdir().unwrap();
         open(dir.path());
@@ -94,7 +94,7 @@ fn only_its_user_reads_a_socket_and_sockets_of_other_users_are_refused() {
         let mut reader = Child::new(|| {
             become_another();
             let mut said = String::new();
-            // A socket that is closed with what was sent unread is an error or an end.
+            // If a socket is closed while data is unread, the peer sees an error or an end of file.
             let _ = UnixStream::connect(&path).unwrap().read_to_string(&mut said);
             assert_eq!(said, "");
         });

@@ -1,4 +1,4 @@
-//! Each statistic against a scenario with known counts.
+//! Checks each statistic in a scenario with known counts.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -67,7 +67,7 @@ fn waits_and_pageable_buffers_are_counted() {
     let requests = valid_stats(&pool).requests;
     assert_eq!((requests.waits, requests.waiting, requests.timeouts, requests.wait_time.count()), (2, 0, 0, 2));
 
-    // The backend refused twice, and then a wait let the request try again.
+    // The backend refuses twice, and then a wait lets the request try again.
     let source = faulty(SimSource::separate_regions(1 << 40));
     (0..2).for_each(|index| source.fail(SourceCall::Acquire, index));
     let pool = over(source, 1 << 30).wait(LONG).build().unwrap();
@@ -194,7 +194,7 @@ fn idle_buffers_and_buffers_in_flight_have_columns_in_the_rows_of_the_classes() 
         };
         assert_eq!(rows(), [[3, 3, 0, 0], [2, 2, 0, 0]], "{preset:?}");
         drop(small);
-        // Another thread's puts come back to the thread that took the buffers.
+        // Buffers that another thread returns go back to the thread that requested them.
         thread::spawn(|| drop(large)).join().unwrap();
         assert_eq!(rows(), [[3, 0, 3, 0], [2, 0, 2, 0]], "{preset:?}");
         let (stream, mut device, gate) = held_sink(5_000);

@@ -1,4 +1,4 @@
-//! Buffers that carry a tag: who holds what, for how long, and what it costs the others.
+//! Buffers that carry a tag: who holds what, for how long, and what this costs other users.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -16,9 +16,9 @@ fn builder() -> PoolBuilder {
     heap().max_bytes(64 << 20)
 }
 
-/// Tag, buffers and bytes of all owners.
-fn owners(pool: &Pool) -> Vec<(String, u64, u64)> {
-    let all = pool.dump().owners().to_vec();
+/// Tag, buffers and bytes of all holders.
+fn holders(pool: &Pool) -> Vec<(String, u64, u64)> {
+    let all = pool.dump().holders().to_vec();
     // Under `tensorflow` each buffer takes a page more than its length.
     let more = if pool.config().preset == Preset::TensorFlow { 4096 } else { 0 };
     all.into_iter().map(|owner| (owner.tag, owner.buffers, owner.bytes - more * owner.buffers)).collect()
@@ -38,17 +38,17 @@ fn each_tag_counts_what_its_handles_hold() {
         let label = labels.get_with(Request::new(8192).timeout(Duration::ZERO)).unwrap();
         let untagged = pool.get(2 * MIB).unwrap();
         let all = [of("loader/images", 3, 3 << 20), of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 8192)];
-        assert_eq!(owners(&pool), all);
+        assert_eq!(holders(&pool), all);
         drop((held, label));
-        assert_eq!(owners(&pool), [of("(untagged)", 1, 2 << 20)]);
-        // Idle memory is nobody's: the next user is another.
+        assert_eq!(holders(&pool), [of("(untagged)", 1, 2 << 20)]);
+        // Idle memory has no owner: its next user has another tag.
         let other = labels.try_get(MIB).unwrap().unwrap();
-        assert_eq!(owners(&pool), [of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 1 << 20)]);
+        assert_eq!(holders(&pool), [of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 1 << 20)]);
         drop((other, untagged));
         let plain = pool.get(MIB).unwrap();
-        assert_eq!(owners(&pool), [of("(untagged)", 1, 1 << 20)]);
+        assert_eq!(holders(&pool), [of("(untagged)", 1, 1 << 20)]);
         drop(plain);
-        assert_eq!(owners(&pool), []);
+        assert_eq!(holders(&pool), []);
         valid_stats(&pool);
     }
 }
@@ -59,20 +59,20 @@ fn a_buffer_counts_for_its_tag_until_its_copy_completes() {
     let images = pool.tagged("images");
     let (stream, mut device, gate) = held_sink(MIB);
     let copy = images.get(MIB).unwrap().copy_to(&stream, &mut device).unwrap();
-    assert_eq!(owners(&pool), [of("images", 1, 1 << 20)], "in flight");
+    assert_eq!(holders(&pool), [of("images", 1, 1 << 20)], "in flight");
     drop(gate);
     copy.wait().unwrap();
     pool.maintain();
-    assert_eq!(owners(&pool), []);
+    assert_eq!(holders(&pool), []);
     let buf = images.get(MIB).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // This thread has the pool at hand.
+            // This thread has cached the pool.
             drop(pool.get(4096).unwrap());
             drop(buf);
         });
     });
-    assert_eq!(owners(&pool), []);
+    assert_eq!(holders(&pool), []);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn tasks_and_aligned_requests_carry_the_tag() {
     let tagged = pool.tagged("t");
     let aligned = tagged.get_with(Request::new(4096).align(1 << 16)).unwrap();
     let other = tagged.get(MIB).unwrap();
-    assert_eq!(owners(&pool)[0].1, 2);
+    assert_eq!(holders(&pool)[0].1, 2);
     drop((aligned, other));
     let all = pool.get(4 * MIB).unwrap();
     let mut context = Context::from_waker(Waker::noop());
@@ -89,10 +89,10 @@ fn tasks_and_aligned_requests_carry_the_tag() {
     assert!(get.as_mut().poll(&mut context).is_pending());
     drop(all);
     let Poll::Ready(Ok(buf)) = get.poll(&mut context) else { panic!("it is handed the buffer") };
-    assert_eq!(owners(&pool), [of("t", 1, 4 << 20)]);
+    assert_eq!(holders(&pool), [of("t", 1, 4 << 20)]);
     drop(buf);
     assert!(tagged.get(0).unwrap().is_empty());
-    assert_eq!(owners(&pool), []);
+    assert_eq!(holders(&pool), []);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_buffer_that_is_lost_is_nobodys() {
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);
     pool.maintain();
-    assert_eq!((owners(&pool), pool.stats().memory.quarantined), (Vec::new(), 1));
+    assert_eq!((holders(&pool), pool.stats().memory.quarantined), (Vec::new(), 1));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::fixture::{LONG, MIB, faulty_sim, over, over_sim, run, until_waits};
 use crate::until::until;
 use crate::valid_stats::valid_stats;
 
-/// A wait that a test sees the end of.
+/// A timeout that expires during a test.
 const SHORT: Duration = Duration::from_millis(30);
 
 #[derive(Debug, Default)]
@@ -139,7 +139,7 @@ fn a_miss_pins_memory_on_another_thread_while_the_runtime_continues() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let (source, pool) = over_preset(preset);
         let held = Arc::new(Mutex::new(Some(source.hold(SourceCall::Acquire))));
-        // Opens the gate of a blocked runtime: the test fails then, and does not hang.
+        // Opens the gate if the runtime is blocked, so that the test fails instead of hanging.
         let (is_over, over) = mpsc::channel::<()>();
         let opener = held.clone();
         let opener = thread::spawn(move || {
@@ -223,7 +223,8 @@ fn a_pool_that_ends_while_its_thread_pins_memory_releases_that_memory() {
     until("it is released", || source.calls(SourceCall::Release) > 0);
 }
 
-/// Two tasks fail after `wait`, one in a hanging driver call and one behind it. Returns false if they were late before that.
+/// Two tasks fail after `wait`, one in a hanging driver call and one queued behind it. Returns false if they were late
+/// before that call.
 fn fail_at_their_deadline(preset: Preset, wait: Duration) -> bool {
     let (source, pool) = over_preset(preset);
     let gate = source.hold(SourceCall::Acquire);
@@ -238,7 +239,7 @@ fn fail_at_their_deadline(preset: Preset, wait: Duration) -> bool {
     if !is_early || !poll(behind.as_mut(), Waker::noop()).is_pending() {
         return false;
     }
-    // The runtime has nothing else to wake it.
+    // Nothing else wakes the runtime.
     for get in [behind, own] {
         let error = run(get).unwrap_err();
         assert!(error.is_timeout() && error.to_string().contains("a driver call did not return within "), "{error}");

@@ -38,7 +38,7 @@ fn dropped_futures_keep_no_buffers_and_no_place_in_the_queue() {
                     let mut get = pools[(round + thread) % 2].get_async(MIB * (1 + round % 2));
                     let ready = round % 5 > 0 && poll(&mut get).is_ready();
                     match round % 7 {
-                        // Ready or not, to be dropped or polled elsewhere.
+                        // Passed to another thread, which drops or polls the request.
                         0 | 1 if !ready => pass.send(get).unwrap(),
                         2 => pending.clear(),
                         3 => pending.retain_mut(|get| poll(get).is_pending()),

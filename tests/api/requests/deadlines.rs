@@ -45,7 +45,7 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
     }
 }
 
-/// Buffers are returned while the pool releases idle ones, so a loop without a bound would never end.
+/// Buffers are returned while the pool releases idle ones, so an unbounded loop would never end.
 #[test]
 fn severe_pressure_releases_only_memory_idle_at_its_start() {
     let pressure = PressureFile::new();

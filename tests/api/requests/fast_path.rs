@@ -1,4 +1,4 @@
-//! Hits that a thread serves from the pools that it used last: what they return, and what they must not miss.
+//! Hits that a thread serves from its recently used pools: what they return, and what they must not overlook.
 #![allow(unsafe_code)] // Forks.
 
 use std::cell::RefCell;
@@ -69,7 +69,7 @@ fn a_new_pool_never_finds_the_buffers_of_one_that_has_ended() {
     }
 }
 
-/// What a user keeps in a thread-local.
+/// Values that a user keeps in a thread-local.
 struct Kept {
     pool: Pool,
     held: Option<PinnedBuf>,
@@ -182,7 +182,7 @@ fn the_next_user_of_a_buffer_finds_it_as_new() {
                 let (id, capacity) = (used.id(), used.capacity());
                 use_of(&mut used);
                 drop(used);
-                // These gets are of the same class, by either path.
+                // These requests have the same class on either path.
                 for (len, align) in [(LEN, align), (LEN - 1, align), (LEN, align)] {
                     let mut next = pool.get_with(Request::new(len).align(align)).unwrap();
                     assert_eq!((next.len(), next.capacity()), (len, capacity));
@@ -227,7 +227,7 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
                     [requests.served, requests.hits, requests.misses, requests.returned, memory.evictions.over_limit]
                 };
                 let (old, new) = (counts(&before), counts(&now));
-                // Ends the threads also if this fails.
+                // Stops the threads before the panic below.
                 let is_over = preset == Preset::TensorFlow && now.memory.idle > 6;
                 if is_over || old.iter().zip(&new).any(|(old, new)| old > new) {
                     stop.store(true, Ordering::Relaxed);
@@ -262,12 +262,12 @@ fn maintain_enforces_the_limit_on_idle_buffers_that_other_threads_returned() {
 
 /// How many of 1000 hits the fast path served.
 fn fast_hits(pool: &Pool) -> usize {
-    // At hand, and one is idle.
+    // The thread has cached the pool, and a buffer is idle.
     drop(pool.get(LEN).unwrap());
     (0..1000).filter(|_| fast_path::get(pool, LEN).is_some()).count()
 }
 
-/// More than is left in a [`full_pool`].
+/// More than the room in a [`full_pool`].
 const MUCH: usize = 2 << 20;
 
 /// A pool of 8 MiB without automatic maintenance, filled until only small buffers are left.
@@ -299,7 +299,7 @@ fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
 fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
     let (pool, clock) = with_manual_clock(builder(Preset::Adaptive).maintenance_thread(false));
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
-    // An hour of hits of one of the two buffers; no one reads the clock meanwhile.
+    // One of the two buffers is hit for an hour, during which nothing reads the clock.
     for _ in 0..3600 {
         clock.advance_us(1_000_000);
         drop(pool.get(LEN).unwrap());

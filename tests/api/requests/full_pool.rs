@@ -10,7 +10,7 @@ use pinpool::{PinnedBuf, Request};
 use crate::fixture::{MIB, Requests, both_presets, held_sink, over_sim, run};
 use crate::valid_stats::valid_stats;
 
-/// A request of `waiting` that needs the memory of `held` is served when the copy of `held`, which starts later, ends.
+/// A request to `waiting` that needs the memory of `held` is served when a copy of `held` that starts later ends.
 fn a_copy_serves(waiting: &impl Requests, held: PinnedBuf) {
     let (stream, mut device, gate) = held_sink(held.len());
     let mut get = pin!(waiting.get_async(MIB.into()));
@@ -78,7 +78,7 @@ fn polls_rarely(pool: &impl Requests) {
     assert!(idle <= wait.as_millis() / 5 + 3, "{idle} polls for nothing");
     let (stream, mut device, gate) = held_sink(MIB);
     let copy = held.copy_to(&stream, &mut device).unwrap();
-    // At most 128 polls until each pause exceeds 40 us, and then at most 128 each time that the wait has grown e-fold.
+    // At most 128 polls until the pauses exceed 40 us, then at most 128 for each e-fold of the wait.
     let queries = polls(pool, wait);
     assert!(queries <= 128 * 6, "{queries} queries of one copy");
     drop(gate);

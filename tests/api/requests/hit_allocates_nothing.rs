@@ -3,7 +3,7 @@
 use pinpool::unstable::ManualClock;
 
 use crate::fixture::heap;
-use crate::heap_calls;
+use crate::heap_use;
 
 #[test]
 fn hits_allocate_nothing_on_the_heap() {
@@ -11,15 +11,15 @@ fn hits_allocate_nothing_on_the_heap() {
     // hits are counted.
     let pool = heap().unstable_clock(ManualClock::default()).build().unwrap();
     let lens = [100, 5_000, 100_000, 1 << 20];
-    // Once round, so that every class has its buffer and every table its size.
+    // The first round gives every class its buffer and every table its size.
     let round = || {
         let held = lens.map(|len| pool.get(len).unwrap());
         assert!(held.iter().all(|buffer| !buffer.is_empty()));
     };
     round();
-    let before = heap_calls::by_this_thread();
+    let before = heap_use::calls();
     assert!(before > 0, "the counting allocator is not in place");
     (0..1000).for_each(|_| round());
-    assert_eq!(heap_calls::by_this_thread() - before, 0);
+    assert_eq!(heap_use::calls() - before, 0);
     assert_eq!(pool.stats().requests.hits, 4000);
 }

@@ -24,13 +24,13 @@ const LASTS: Duration = Duration::from_millis(1200);
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
 static FIRST: AtomicI64 = AtomicI64::new(-1);
 
-/// The outcomes of the threads, which end without reporting. Each test has a process, and runs its threads once.
+/// The outcomes of the threads, which end without reporting. Each test has its own process and starts its threads once.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a filled record; for SIGSYS the number of the call lies behind the address of the call.
+    // SAFETY: the kernel passes a filled record; for SIGSYS the call number follows the call address.
     let place = unsafe { info.cast::<u8>().add(SIGSYS_NUMBER_AT) };
     // SAFETY: as above.
     let number = unsafe { place.cast::<i32>().read() };
@@ -68,9 +68,9 @@ fn catch_calls() -> bool {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: gives up rights for this thread alone, which needs none.
+    // SAFETY: drops privileges for this thread only, which needs none.
     let is_bound = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
-    // SAFETY: a valid program, for this thread alone.
+    // SAFETY: a valid filter program, for this thread only.
     is_bound && unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) } == 0
 }
 
@@ -87,7 +87,7 @@ fn run_without_a_call<const N: usize>(patterns: [Hits; N], lasts: Duration) -> b
                 REFUSED.fetch_add(1, Ordering::SeqCst);
                 return;
             }
-            // At least once, also if this thread began late.
+            // At least once, even if this thread began late.
             loop {
                 (0..100).for_each(|_| hits());
                 if STOP.load(Ordering::Relaxed) {
@@ -116,7 +116,7 @@ fn the_filter_catches_a_call() {
     alone(|| {
         let caught = std::panic::catch_unwind(|| {
             let calls = || {
-                // SAFETY: asks for a number.
+                // SAFETY: only returns a number.
                 black_box(unsafe { libc::syscall(libc::SYS_getppid) });
             };
             run_without_a_call([Box::new(calls)], Duration::from_millis(50))

@@ -1,4 +1,4 @@
-//! Requests that wait are served, or fail, as soon as they can: the head, the next, and requests in a partition.
+//! Waiting requests are served, or fail, as soon as possible: the head, the next, and requests in a partition.
 
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};

@@ -1,4 +1,4 @@
-//! The wait queue: requests are served in order of arrival; who may pass.
+//! The wait queue: requests are served in order of arrival, and some may pass.
 
 use std::thread;
 use std::time::Duration;
@@ -83,7 +83,7 @@ fn a_small_request_may_pass_the_head_without_delaying_it() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| pool.get(56 * MIB).unwrap());
         until_waits(&pool, 1);
-        // Again and again, far more than fits at once.
+        // Repeatedly, with far more bytes in total than the pool can hold.
         (0..1000).for_each(|_| drop(pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap()));
         let adjacent = pool.get_with(Request::new(4 * KIB).timeout(Duration::ZERO)).unwrap();
         let error = pool.get_with(Request::new(7 * MIB).timeout(Duration::ZERO)).unwrap_err();

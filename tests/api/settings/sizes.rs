@@ -8,7 +8,7 @@ use crate::child::alone_with;
 
 #[test]
 fn a_size_is_read_as_people_write_it() {
-    // Next to what `all_spellings` combines: blanks, groups of digits, and a zero times a large power.
+    // In addition to what `all_spellings` combines: blanks, groups of digits, and a zero times a large power.
     for (text, bytes) in [
         ("7 MiB", 7 << 20),
         (" 7 ", 7),

@@ -1,4 +1,4 @@
-//! Settings: how values are written, what a variable means, and what follows from one another.
+//! Settings: how values are written, what a variable means, and how settings affect each other.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn heap() -> PoolBuilder {
     Pool::builder().backend(Backend::Heap)
 }
 
-/// What holds in a pool with these settings and no variables.
+/// The configuration of a pool with these settings and no variables.
 fn resolved(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<Config> {
     set(heap().without_env()).build().map(|pool| pool.config().clone())
 }
@@ -96,9 +96,8 @@ fn another_prefix_is_kept_in_warnings_and_errors() {
 #[test]
 fn unknown_variables_and_invalid_values_are_errors_with_remedies() {
     let error = Pool::builder().setting("PINPOOL_MAX_BYTE", "1G").build().unwrap_err();
-    assert!(error.is_setting());
-    let text = error.to_string();
-    assert_eq!(text, "setting=PINPOOL_MAX_BYTE: unknown setting; did you mean PINPOOL_MAX_BYTES?");
+    assert!(error.is_setting() && error.setting() == Some("PINPOOL_MAX_BYTE"));
+    assert_eq!(error.to_string(), "unknown setting PINPOOL_MAX_BYTE; did you mean PINPOOL_MAX_BYTES?");
     let text = Pool::builder().setting("PURPLE", "1G").build().unwrap_err().to_string();
     assert!(text.ends_with("`pinpool doctor --settings --all` lists the variables"), "{text}");
     let text = Pool::builder().setting("PINPOOL_WAIT", "soon").build().unwrap_err().to_string();
@@ -107,7 +106,7 @@ fn unknown_variables_and_invalid_values_are_errors_with_remedies() {
 
 #[test]
 fn a_setting_given_twice_with_different_values_is_named() {
-    // The environment and code: code wins, with a warning. The same value twice is none.
+    // Code overrides the environment, with a warning if the values differ.
     let variables = [("PINPOOL_WAIT", "5s"), ("PINPOOL_ZERO", "on"), ("EVAL_WAIT", "7s"), ("PINPOOL_LOG_EVERY", "x")];
     alone_with(variables, || {
         let warned = |builder: PoolBuilder| {
@@ -145,23 +144,19 @@ fn the_report_says_where_a_value_comes_from() {
     });
 }
 
-/// The value that holds once code has set `set`, or the text of the error.
-fn of_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<String, String> {
+/// The value of setting `name` after code has called `set`, or the error text.
+fn from_code(name: &str, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Result<String, String> {
     let pool = set(heap().without_env()).build().map_err(|error| error.to_string())?;
     Ok(pool.config().value_of(name))
 }
 
-/// The values that hold once a text was set, or the texts of the errors: as the argument of a method, and as the variable.
-fn of_text(name: &str, text: &str) -> [Result<String, String>; 2] {
+/// The values of a setting after `text` was passed to a method and set as the variable, or the error texts.
+fn from_text(name: &str, text: &str) -> [Result<String, String>; 2] {
     let of_method = heap().without_env().setting(name, text).build();
     let of_method = of_method.map(|pool| pool.config().value_of(name));
     let report = report_of(&[(name.to_owned(), text.to_owned())]);
-    let of_variable = match report.errors.first() {
-        None => {
-            Ok(report.variables.iter().find(|variable| variable.name == name).map(|found| found.value.clone()).unwrap())
-        }
-        Some(error) => Err(error.to_string()),
-    };
+    let of_variable =
+        report.errors.first().map_or_else(|| Ok(report.config.value_of(name)), |error| Err(error.to_string()));
     [of_method.map_err(|error| error.to_string()), of_variable]
 }
 
@@ -179,12 +174,14 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_IDLE_TIMEOUT", "none", |pool| pool.idle_timeout(None), "none"),
         ("PINPOOL_ON_FULL", "Pageable", |pool| pool.on_full(OnFull::Pageable), "pageable"),
         ("PINPOOL_RESERVE", "none", |pool| pool.reserve(0), "0B"),
-        ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
+        ("PINPOOL_TRACE", "none", |pool| pool.setting("trace", "none"), "none"),
+        ("PINPOOL_LEDGER", "Auto", |pool| pool.ledger("Auto"), "auto"),
+        ("PINPOOL_LEDGER", "train", |pool| pool.ledger("train"), "train"),
     ];
     for &(name, text, set, value) in same {
         let value = Ok(value.to_owned());
-        assert_eq!(of_text(name, text), [value.clone(), value.clone()], "{name}={text}");
-        assert_eq!(of_code(name, set), value, "{name}={text}");
+        assert_eq!(from_text(name, text), [value.clone(), value.clone()], "{name}={text}");
+        assert_eq!(from_code(name, set), value, "{name}={text}");
     }
     let texts = [
         ("PINPOOL_NUMA_NODE", "auto", "auto"),
@@ -198,23 +195,39 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_SOCKET", "0", "none"),
     ];
     for (name, text, value) in texts {
-        assert_eq!(of_text(name, text), [(); 2].map(|()| Ok(value.to_owned())), "{name}={text}");
+        assert_eq!(from_text(name, text), [(); 2].map(|()| Ok(value.to_owned())), "{name}={text}");
     }
     let refused: &[(&str, &str, Set, &str)] = &[
         ("PINPOOL_MAX_BYTES", "0", |pool| pool.max_bytes(0), "=0B: not a limit, since every request would fail"),
         ("PINPOOL_LOG_EVERY", "0", |pool| pool.log_every(0), "=0: not a whole number of at least 1"),
-        ("PINPOOL_SOCKET", "x", |pool| pool.setting("socket", "x"), "=x: not a path with a slash, 1, or none"),
-        ("PINPOOL_LEDGER", "a/b", |pool| pool.setting("PINPOOL_LEDGER", "a/b"), "=a/b: "),
+        ("PINPOOL_LEDGER", "a/b", |pool| pool.ledger("a/b"), "=a/b: "),
     ];
     for &(name, text, set, problem) in refused {
-        let of_code = of_code(name, set).unwrap_err();
-        assert!(of_code.starts_with(&format!("{name}{problem}")), "{of_code}");
+        let from_code = from_code(name, set).unwrap_err();
+        assert!(from_code.starts_with(&format!("{name}{problem}")), "{from_code}");
         let default = VARIABLES.iter().find(|variable| variable.name == name).unwrap().default();
-        assert!(of_code.ends_with(&format!("; correct it, or leave it out for the default {default}")), "{of_code}");
+        assert!(
+            from_code.ends_with(&format!("; correct it, or leave it out for the default {default}")),
+            "{from_code}"
+        );
         // Sizes are shown with their unit.
-        let of_code = of_code.replacen("=0B:", "=0:", 1);
-        assert_eq!(of_text(name, text), [Err(of_code.clone()), Err(of_code)], "{name}={text}");
+        let from_code = from_code.replacen("=0B:", "=0:", 1);
+        assert_eq!(from_text(name, text), [Err(from_code.clone()), Err(from_code)], "{name}={text}");
     }
+}
+
+/// The pool is not built, so no file is made.
+#[test]
+#[cfg(feature = "observe")]
+fn a_path_is_set_as_it_is() {
+    let text = |builder: PoolBuilder, name| builder.config().unwrap().value_of(name);
+    assert_eq!(text(heap().trace("t.gz"), "PINPOOL_TRACE"), "t.gz");
+    for (path, shown) in [("/tmp/s", "/tmp/s"), ("./1", "./1"), ("1", "./1"), ("none", "./none"), ("x", "./x")] {
+        assert_eq!(text(heap().socket(path), "PINPOOL_SOCKET"), shown);
+    }
+    let [word, _] = from_text("PINPOOL_SOCKET", "x");
+    assert!(word.unwrap_err().starts_with("PINPOOL_SOCKET=x: not a path with a slash, 1, or none; correct it"));
+    assert_eq!(text(heap().socket(pinpool::StatsSocket::Default), "PINPOOL_SOCKET"), "1");
 }
 
 #[test]
@@ -229,7 +242,7 @@ fn settings_that_fail_every_request_are_refused() {
     ] {
         let problems = report(&[(name, value)]).errors;
         assert!(problems.len() == 1 && problems[0].to_string().contains(words), "{problems:?}");
-        assert!(of_text(&format!("PINPOOL_{name}"), value)[0].as_ref().is_err_and(|error| error.contains(words)));
+        assert!(from_text(&format!("PINPOOL_{name}"), value)[0].as_ref().is_err_and(|error| error.contains(words)));
     }
     let tensorflow = ("PRESET", "tensorflow");
     for pairs in

@@ -70,7 +70,7 @@ def main(path):
             add(addr, size)
         else:
             assert action == "oom", e
-    assert not blocks and not segments, "all of it came from somewhere"
+    assert not blocks and not segments, "each block and segment has an earlier entry"
     print("entries", len(trace))
     if importlib.util.find_spec("torch") is None:
         print("skipped: PyTorch is not installed, so its own functions did not read this")

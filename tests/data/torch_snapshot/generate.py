@@ -44,7 +44,7 @@ class History:
 def history():
     """Two loader buffers that are used alternately, a checkpoint buffer in a separate pool, and incomplete entries."""
     h = History()
-    # Its beginning is older than the history.
+    # It was allocated before the history begins.
     h.add("free_completed", BASE + 512 * MIB, 4096)
     for n in range(2):
         h.add("segment_alloc", BASE + n * MIB, MIB, LOADER)

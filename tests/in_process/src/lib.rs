@@ -1,5 +1,5 @@
 //! A pool in the process of another program, as a shared library: `with_torch.py` loads it next to PyTorch.
-#![allow(unsafe_code, clippy::print_stderr)] // One exported function, which has no other way to give a reason.
+#![allow(unsafe_code, clippy::print_stderr)] // Exports one function, which can report errors only on stderr.
 
 use std::error::Error;
 use std::panic::catch_unwind;
@@ -8,7 +8,7 @@ use pinpool::Pool;
 use pinpool::cudarc::driver::CudaContext;
 
 const LONGEST: usize = 12 << 20;
-/// Buffers that are held at once, so that the pool grows and, on `vmm`, moves granules.
+/// Buffers that are held at once, so that the pool grows and, on `vmm`, remaps granules.
 const HELD: usize = 6;
 
 /// Copies buffers of varied sizes to the device and back, on its own stream in the context that all libraries of the

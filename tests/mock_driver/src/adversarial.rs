@@ -1,4 +1,4 @@
-//! Behavior that a real driver may have and the mock driver lacks by default: one switch each, turned on by a test or the environment.
+//! Behavior that a real driver may have but the mock driver lacks by default. A test or the environment turns on the switches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,7 +48,7 @@ impl Deviation {
 
 static ON: AtomicU64 = AtomicU64::new(0);
 
-/// Turns these switches on, a bit each, and all others off.
+/// Turns these switches on, one bit each, and all others off.
 pub(crate) fn set(bits: u64) {
     // Relaxed: a test sets the switches before the calls that they affect.
     ON.store(bits, Ordering::Relaxed);

@@ -43,7 +43,7 @@ struct Capture {
 pub(crate) struct Captures {
     numbered: u64,
     running: BTreeMap<u64, Capture>,
-    /// The capture of each stream in a capture.
+    /// The capture that each capturing stream belongs to.
     members: BTreeMap<usize, u64>,
     graphs: BTreeMap<u64, Vec<Op>>,
 }

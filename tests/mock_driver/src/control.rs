@@ -66,8 +66,8 @@ controls! {
     /// Returns once this many calls wait at the gate.
     pub(crate) fn wait_for_held(name: &str, count: u64) = faults::wait_for_held;
 
-    /// Closes or opens the gate of a stream, by its handle or its number; stream 0 is all of them. Returns its number, which
-    /// stays valid when the handle is given to another stream.
+    /// Closes or opens the gate of a stream, by its handle or its number; 0 means all streams. Returns its number, which
+    /// stays valid when another stream gets the handle.
     pub(crate) fn set_stream_gate(stream: usize, is_closed: bool) -> usize = stream::hold;
 
     /// Refuses to pin more bytes than this: out of memory.

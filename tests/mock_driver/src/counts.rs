@@ -31,7 +31,7 @@ pub struct Counts {
     pub events: u64,
     /// Retained primary contexts.
     pub contexts: u64,
-    /// Operations enqueued and not complete.
+    /// Enqueued operations that are not complete.
     pub work_in_flight: u64,
     /// Calls of `cuMemFreeHost`, `cuMemHostUnregister` or `cuMemFree` that found work in flight, and so blocked all threads.
     pub frees_with_work_in_flight: u64,

@@ -21,7 +21,7 @@ const ATTRIBUTES: [(c_int, c_int); 9] = [
     (33, 0xD0), // PCI bus
     (41, 1),    // unified addressing
     (75, 9),    // compute capability, major
-    (91, 1),    // the host's pointer serves for registered memory
+    (91, 1),    // registered memory keeps the host's address on the device
     (99, 1),    // registers host memory
     (102, 1),   // virtual memory management
     (115, 1),   // memory pools

@@ -27,7 +27,7 @@
 //! | fresh pinned memory holds garbage, and small blocks are not page-aligned | `memory` |
 //! | while a stream captures in global mode, other threads' queries and allocations fail and invalidate the capture | `capture` |
 //! | a new stream may get the handle of a destroyed stream, even with work pending, but never its id | `stream` |
-//! | waiting for an event and destroying it need a current context, querying it and creating granules do not | `event`, `virtual_memory` |
+//! | event waits and destruction need a current context; queries and granule creation do not | `event`, `virtual_memory` |
 //! | in a forked child every call returns 3, except look-ups of names and versions | `context` |
 //! | a fault on the device is sticky: every call fails, pending work never finishes | `stream` |
 //!

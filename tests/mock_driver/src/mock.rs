@@ -23,7 +23,7 @@ static EXCLUSIVE: Mutex<()> = Mutex::new(());
 /// Set if a test has lost the device since the last [`MockDriver::load`].
 static HAS_LOST_DEVICE: AtomicBool = AtomicBool::new(false);
 
-/// The driver of this process, for as long as this lives.
+/// The driver of this process, while this value lives.
 pub struct MockDriver {
     pub(crate) controls: &'static Controls,
     _exclusive: MutexGuard<'static, ()>,

@@ -7,7 +7,7 @@ use pinpool::Backend;
 use pinpool::unstable::config::text::{ParseError, parse_duration};
 
 /// Maximum number of operations in a run, enough for years. An `f64` represents all smaller whole numbers exactly.
-const MOST_OPS: f64 = 1e15;
+const OPS_MAX: f64 = 1e15;
 
 /// Run random operations on a pool for a long time, and check every byte and every count
 ///
@@ -41,7 +41,7 @@ pub(crate) struct SoakArgs {
 
 /// Parses a whole number, which may be written as `1e9`.
 fn ops(text: &str) -> Result<u64, ParseError> {
-    let number = text.parse::<f64>().ok().filter(|number| number.fract() == 0.0 && (1.0..=MOST_OPS).contains(number));
+    let number = text.parse::<f64>().ok().filter(|number| number.fract() == 0.0 && (1.0..=OPS_MAX).contains(number));
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Checked above.
     number.map(|number| number as u64).ok_or_else(|| ParseError::new(text, "not a whole number from 1 to 1e15"))
 }

@@ -37,7 +37,7 @@ use pinpool_cli::terminal::Terminal;
 /// Number of operations without `--ops` and `--seconds`.
 const DEFAULT_OPS: u64 = 1_000_000_000;
 /// Maximum number of buffers in the hand-over queue, for each thread.
-const GIVEN: usize = 8;
+const HAND_OVER_LEN: usize = 8;
 /// Length of the run, in operations or in time, divided by the length of the warm-up.
 const WARM_UP_DIVISOR: u32 = 10;
 /// Time within which the maintenance thread returns all buffers with completed copies.
@@ -82,7 +82,7 @@ impl SoakArgs {
             pool,
             stop,
             over: AtomicBool::new(false),
-            given: ArrayQueue::new(GIVEN * threads),
+            given: ArrayQueue::new(HAND_OVER_LEN * threads),
             done: (0..threads).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
             most_ops: ops.div_ceil(threads as u64),
         };
@@ -176,8 +176,5 @@ fn stats_at_rest(pool: &Pool) -> Stats {
 
 /// Opens the GPU, or the host sink if there is no GPU, with one stream.
 fn destination(pool: &Pool) -> Result<Box<dyn Destination>, pinpool::Error> {
-    match pinpool_cli::gpu::open(pool.config().device, 1) {
-        Ok(device) => Ok(device),
-        Err(_) => Ok(Box::new(SinkDestination::new(1)?)),
-    }
+    pinpool_cli::gpu::open(pool.config().device, 1).or_else(|_| Ok(Box::new(SinkDestination::new(1)?)))
 }

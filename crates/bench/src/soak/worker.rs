@@ -189,10 +189,7 @@ impl<'a> Worker<'a> {
 
     fn give_or_take(&mut self, random: u64) -> Result<(), pinpool::Error> {
         if random & 1 == 0 {
-            let filled = match self.held.pop() {
-                Some(filled) => filled,
-                None => self.get_any(random >> 1)?,
-            };
+            let filled = self.held.pop().map_or_else(|| self.get_any(random >> 1), Ok)?;
             match self.shared.given.push(filled) {
                 Ok(()) => self.counts.given += 1,
                 Err(full) => self.counts.put(full)?,

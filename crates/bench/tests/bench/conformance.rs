@@ -22,7 +22,7 @@ fn every_trace_gives_the_expected_text() {
         let text = String::from_utf8(tool.stdout).unwrap();
         assert_eq!(text, fs::read_to_string(data.join(format!("{stem}.expected"))).unwrap(), "{name}");
         compared += 1;
-        // The small traces come with their streams line by line; the text has the digests.
+        // For the small traces, `tests/data` also contains the streams. The text contains their digests.
         for stream in ["outcome", "buffers"] {
             let Ok(lines) = fs::read(data.join(format!("{stem}.{stream}"))) else { continue };
             let hex: String = Sha256::digest(lines).iter().map(|byte| format!("{byte:02x}")).collect();

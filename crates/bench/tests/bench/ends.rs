@@ -1,4 +1,4 @@
-//! A measurement without threads.
+//! Benchmarks on a system that refuses threads.
 
 use crate::bench;
 use crate::tool::finish;

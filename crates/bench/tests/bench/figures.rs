@@ -81,7 +81,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
     let phases = of["phases"].as_array().unwrap();
     let [rest, grow, shrink] = phases.as_slice() else { panic!("{of}") };
     assert_eq!([&rest["phase"], &grow["phase"], &shrink["phase"]], ["rest", "grow", "shrink"]);
-    // Enqueues at rest balance the others when a round ends.
+    // A round ends only after at least as many enqueues at rest as during growth and shrinking.
     let work = number(&grow["enqueues"]) + number(&shrink["enqueues"]);
     assert!(number(&rest["enqueues"]) >= work.max(1.0), "{of}");
     for phase in phases {
@@ -94,7 +94,7 @@ fn check_stall(of: &Value, step_bytes: f64) {
     } else {
         assert!(of["shrink_stall_us"].is_null(), "{of}");
     }
-    // Each round releases what it grew.
+    // Each round releases the memory by which it grew.
     let rounds = number(&of["rounds"]);
     assert!(rounds >= 1.0 && number(&of["grown_bytes"]) >= rounds * step_bytes / 2.0, "{of}");
 }

@@ -19,7 +19,7 @@ fn a_short_soak_is_clean_and_its_counts_add_up() {
         assert!(of("ops") >= 40_000, "{report}");
         assert_eq!(of("ops"), of("gets") + of("puts") + of("copies") + of("given") + of("taken"));
         assert_eq!((of("gets"), of("given"), of("bad_checks")), (of("puts"), of("taken"), 0));
-        // One before each return, and one after each copy.
+        // Each buffer is checked before its return, and after each copy.
         assert_eq!(of("checks"), of("puts") + of("copies"));
         assert!(of("copies") > 0 && of("given") > 0 && report["failures"].as_array().unwrap().is_empty(), "{report}");
         for at in ["start_bytes", "warm_bytes", "end_bytes"] {
@@ -43,7 +43,7 @@ fn a_soak_on_the_mock_driver_copies_to_it() {
 #[test]
 fn an_interrupted_soak_prints_its_report() {
     let mut command = bench(&["soak", "--json", "--seconds", "60", "--threads", "2"]);
-    // The first line of the log comes after the handler of the interrupt.
+    // The interrupt handler is installed before the first line of the log.
     command.env("RUST_LOG", "info");
     let (_, stdout) = interrupted(&mut command);
     let report: Value = serde_json::from_str(&stdout).unwrap();

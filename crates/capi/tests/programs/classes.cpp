@@ -1,8 +1,22 @@
 // The classes of pinpool.hpp without a GPU.
+#include <pinpool.h>
+
+// While this has a place for an address, a return fails after the return, and another thread gets the memory.
+static void **gets_memory = nullptr;
+static pp_status fake_put_after_stream(pp_pool *pool, void *data, CUstream_st *stream)
+{
+    if (gets_memory == nullptr)
+        return pp_put_after_stream(pool, data, stream);
+    const bool is_other = pp_put(pool, data) == PP_OK && pp_get(pool, 4096, gets_memory) == PP_OK;
+    return is_other && *gets_memory == data ? PP_INTERNAL : PP_OK;
+}
+#define pp_put_after_stream fake_put_after_stream
 #include <pinpool.hpp>
+#undef pp_put_after_stream
 
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <memory_resource>
 #include <new>
 #include <numeric>
@@ -12,45 +26,51 @@
 #include <type_traits>
 #include <vector>
 
-// A buffer without a stream must be requested explicitly.
-template <typename Pool, typename = void> struct gets_without_stream : std::false_type {};
-template <typename Pool>
-struct gets_without_stream<Pool, std::void_t<decltype(std::declval<Pool>().get(4096))>> : std::true_type {};
-static_assert(!gets_without_stream<pinpool::pool>::value);
-template <typename Pool, typename = void> struct gets_with_braces : std::false_type {};
-template <typename Pool>
-struct gets_with_braces<Pool, std::void_t<decltype(std::declval<Pool>().get(4096, {}))>> : std::true_type {};
-static_assert(!gets_with_braces<pinpool::pool>::value);
+// Whether the expression compiles for a type T.
+#define ACCEPTS(name, expression)                                                                                           \
+    template <typename T, typename = void> struct name##_t : std::false_type {};                                            \
+    template <typename T> struct name##_t<T, std::void_t<decltype(expression)>> : std::true_type {};                        \
+    template <typename T> constexpr bool name = name##_t<T>::value
+ACCEPTS(gets_without_stream, std::declval<T>().get(4096));
+ACCEPTS(gets_with_braces, std::declval<T>().get(4096, {}));
+ACCEPTS(gets_on_stream, std::declval<T>().get(4096, pinpool::legacy_stream));
+ACCEPTS(trims, std::declval<T>().trim(0));
+ACCEPTS(is_recorded, std::declval<pinpool::buffer &>().record_stream(std::declval<T>()));
+ACCEPTS(is_put_after, std::declval<pinpool::buffer &>().put_after_stream(std::declval<T>()));
+ACCEPTS(is_put_after_event, std::declval<pinpool::buffer &>().put_after_event(std::declval<T>()));
+
 struct stream_of_a_library {
     operator CUstream_st *() const { return nullptr; }
 };
+struct stream_with_get { // as cuda::stream_ref
+    CUstream_st *get() const { return pinpool::per_thread_stream; }
+};
+struct get_of_another {
+    int *get() const { return nullptr; }
+};
+struct destroys_stream {
+    void operator()(CUstream_st *) const {}
+};
 template <typename From> constexpr bool is_stream = std::is_convertible_v<From, pinpool::stream_or_host>;
+
+// A buffer without a stream must be requested explicitly.
+static_assert(gets_on_stream<pinpool::pool> && !gets_without_stream<pinpool::pool> && !gets_with_braces<pinpool::pool>);
 static_assert(!std::is_default_constructible_v<pinpool::stream_or_host>);
 static_assert(is_stream<stream_of_a_library> && is_stream<CUstream_st *> && is_stream<pinpool::host_only_t>);
+static_assert(is_stream<stream_with_get> && is_stream<pinpool::stream_ref> && !is_stream<get_of_another>);
 static_assert(!is_stream<std::nullptr_t> && !is_stream<int> && !is_stream<long>);
+// An empty smart pointer would be the default stream.
+static_assert(!is_stream<std::unique_ptr<CUstream_st, destroys_stream>> && !is_stream<std::shared_ptr<CUstream_st>>);
 static_assert(!std::is_constructible_v<pinpool::memory_resource, pinpool::pool>);
-template <typename From, typename = void> struct is_recorded : std::false_type {};
-template <typename From>
-struct is_recorded<From, std::void_t<decltype(std::declval<pinpool::buffer &>().record_stream(std::declval<From>()))>>
-    : std::true_type {};
-template <typename From, typename = void> struct is_put_after : std::false_type {};
-template <typename From>
-struct is_put_after<From, std::void_t<decltype(std::declval<pinpool::buffer &>().put_after_stream(std::declval<From>()))>>
-    : std::true_type {};
-static_assert(is_recorded<CUstream_st *>::value && is_recorded<stream_of_a_library>::value);
-static_assert(is_put_after<CUstream_st *>::value && is_put_after<stream_of_a_library>::value);
-static_assert(!is_recorded<std::nullptr_t>::value && !is_recorded<int>::value);
-static_assert(!is_put_after<std::nullptr_t>::value && !is_put_after<int>::value);
-template <typename From, typename = void> struct is_put_after_event : std::false_type {};
-template <typename From>
-struct is_put_after_event<From, std::void_t<decltype(std::declval<pinpool::buffer &>().put_after_event(std::declval<From>()))>>
-    : std::true_type {};
-static_assert(is_put_after_event<CUevent_st *>::value && !is_put_after_event<std::nullptr_t>::value);
-
+static_assert(is_recorded<CUstream_st *> && is_recorded<stream_of_a_library> && is_recorded<stream_with_get>);
+static_assert(is_put_after<CUstream_st *> && is_put_after<stream_of_a_library> && is_put_after<stream_with_get>);
+static_assert(!is_recorded<std::nullptr_t> && !is_recorded<int> && !is_recorded<std::shared_ptr<CUstream_st>>);
+static_assert(!is_put_after<std::nullptr_t> && !is_put_after<int> && !is_put_after<std::shared_ptr<CUstream_st>>);
+static_assert(is_put_after_event<CUevent_st *> && !is_put_after_event<std::nullptr_t>);
+static_assert(std::is_same_v<decltype(std::declval<pinpool::buffer &>().data()), std::byte *>);
+static_assert(std::is_same_v<decltype(std::declval<const pinpool::buffer &>().data()), const std::byte *>);
 // A partition has no calls that only a pool can make.
-template <typename Pool, typename = void> struct trims : std::false_type {};
-template <typename Pool> struct trims<Pool, std::void_t<decltype(std::declval<Pool>().trim(0))>> : std::true_type {};
-static_assert(trims<pinpool::pool>::value && !trims<pinpool::partition>::value);
+static_assert(trims<pinpool::pool> && !trims<pinpool::partition>);
 static_assert(!std::is_convertible_v<pinpool::partition, pinpool::pool>);
 
 static void check(bool is_right, const std::string &what)
@@ -73,6 +93,16 @@ template <typename Call> static bool fails_with(pp_status status, const char *wo
 
 static void count(void *, void *counter) { ++*static_cast<int *>(counter); }
 
+// A release callback may use its pool.
+static void use_pool(void *, void *user_data) noexcept
+{
+    const auto &pool = *static_cast<pinpool::pool *>(user_data);
+    pool.get(4096, pinpool::host_only).put();
+    std::optional<pinpool::buffer> idle = pool.try_get(4096, pinpool::host_only);
+    check(idle.has_value(), "an idle buffer");
+    pool.maintain();
+}
+
 // A reserve is kept, and a trim releases the rest.
 static void check_reserve()
 {
@@ -84,14 +114,69 @@ static void check_reserve()
     check(!holds_8_mib(), "a buffer next to the reserve");
     pool.trim(0);
     check(holds_8_mib(), "trim keeps the reserve");
-    pool.clear();
     pool.maintain();
     check(fails_with(PP_OVER_LIMIT, "", [&] { pool.reserve(std::uint64_t{1} << 40); }), "a reserve above the limit");
+}
+
+// The options of a resource apply to each of its allocations.
+static void check_resource_options()
+{
+    pinpool::pool pool("backend=heap; max_bytes=8MiB; on_full=error; wait=none");
+    pinpool::get_options options;
+    options.alignment = 1 << 16;
+    options.timeout = std::chrono::milliseconds(0);
+    options.tag = "vectors";
+    pinpool::memory_resource memory(pool, pinpool::host_only, options);
+    check(memory.is_equal(pinpool::memory_resource(pool, pinpool::host_only)), "options do not matter when memory is freed");
+    void *const held = memory.allocate(6 << 20, 8);
+    check(reinterpret_cast<std::uintptr_t>(held) % options.alignment == 0, "the alignment");
+    try {
+        (void)memory.allocate(6 << 20, 8);
+        check(false, "an allocation in a full pool");
+    } catch (const pinpool::bad_alloc &error) {
+        check(std::strstr(error.what(), "vectors") != nullptr, "the tag in the error");
+    }
+    memory.deallocate(held, 6 << 20, 8);
+}
+
+static void check_release()
+{
+    pinpool::pool pool("backend=heap; max_bytes=64MiB");
+    char own[100] = {};
+    pool.adopt(own, sizeof own, false, use_pool, &pool, pinpool::host_only).put();
+    check(pool.stats_json().find("\"hits\":1,") != std::string::npos, "the release callback has run");
+}
+
+// After an internal error, nobody returns the buffer again: its memory may be another thread's.
+static void check_internal_errors()
+{
+    pinpool::pool pool("backend=heap");
+    const auto is_in_use = [&](void *data) {
+        int is_pinned = 1;
+        return pp_is_pinned(pool.native_handle(), data, &is_pinned) == PP_OK && pp_put(pool.native_handle(), data) == PP_OK;
+    };
+    void *of_another = nullptr;
+    gets_memory = &of_another;
+    pool.get(4096, pinpool::legacy_stream).put();
+    check(is_in_use(of_another), "a return by the destructor");
+    pinpool::buffer batch = pool.get(4096, pinpool::legacy_stream);
+    try {
+        batch.put_after_stream(pinpool::legacy_stream);
+        check(false, "an internal error");
+    } catch (const pinpool::error &) {
+        check(!batch && batch.size() == 0, "the object is empty");
+    }
+    batch = {};
+    check(is_in_use(of_another), "a return that throws");
+    gets_memory = nullptr;
 }
 
 int main()
 {
     check_reserve();
+    check_internal_errors();
+    check_resource_options();
+    check_release();
     pinpool::buffer outlives;
     {
         pinpool::pool pool("max_bytes=64MiB; on_full=error; wait=0s; name=containers");
@@ -105,6 +190,9 @@ int main()
         check(again && again->data() == address, "reuse");
         pinpool::buffer moved = std::move(*again);
         check(!*again && moved, "empty after a move");
+        pinpool::pool shared = pool;
+        const pinpool::pool other = std::move(shared);
+        check(shared.native_handle() == other.native_handle(), "a moved-from pool still has its handle");
 
         pinpool::memory_resource memory(pool, pinpool::host_only);
         std::pmr::vector<long> values(&memory);
@@ -131,7 +219,7 @@ int main()
             check(std::strstr(failure->what(), "PINPOOL_MAX_BYTES") != nullptr, "the text of a failed allocation");
         }
         check(fails_with(PP_INVALID_SETTING, "", [] { pinpool::pool bad("max_bytes=lots"); }), "an invalid setting");
-        // A function of pinpool.h is the last failed call, too.
+        // A failed pinpool.h function also counts as the last failed call.
         check(pp_trim(nullptr, 0) == PP_INVALID_ARGUMENT, "a NULL pool");
         check(fails_with(PP_INVALID_ARGUMENT, "`pool` is NULL", [] { throw pinpool::error::last(); }), "the last failed call");
         pinpool::get_options options;
@@ -159,9 +247,11 @@ int main()
         {
             // Put by the destructors, also if there is no such stream.
             pinpool::buffer on_default = pool.get(8 << 20, pinpool::host_only);
-            check(!on_default.stream().handle(), "host_only has no stream");
+            check(!on_default.stream().stream(), "host_only has no stream");
+            on_default.set_stream(stream_with_get{});
+            check(on_default.stream().stream() == pinpool::per_thread_stream, "the stream of get()");
             on_default.set_stream(static_cast<CUstream_st *>(nullptr));
-            check(on_default.stream().handle() == pinpool::default_stream, "null is the default stream");
+            check(on_default.stream().stream() == pinpool::default_stream, "null is the default stream");
             pinpool::buffer adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
             check(adopted.is_pinned() && adopted.data() == reinterpret_cast<std::byte *>(own), "adopted memory");
         }
@@ -177,8 +267,8 @@ int main()
             check(false, "a container above the limit of its partition");
         } catch (const pinpool::bad_alloc &) {
         }
-        pool.shutdown();
-        check(fails_with(PP_SHUT_DOWN, "", [&] { (void)eval.get(4096, pinpool::host_only); }), "a request after shutdown");
+        pool.close();
+        check(fails_with(PP_CLOSED, "", [&] { (void)eval.get(4096, pinpool::host_only); }), "a request after a close");
     }
     std::memset(outlives.data(), 1, outlives.size()); // the pool ends after its last buffer
     return 0;

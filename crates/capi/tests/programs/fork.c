@@ -22,12 +22,12 @@ static int in_child(pp_pool *pool, void *held)
     if (pp_put(pool, held) != PP_FORKED || pp_put_after_stream(pool, held, NULL) != PP_FORKED ||
         pp_put_after_event(pool, held, NULL) != PP_FORKED || pp_is_pinned(pool, held, &is_pinned) != PP_FORKED)
         return 2;
-    if (pp_trim(pool, 0) != PP_FORKED || pp_stats_json(pool, &json) != PP_FORKED || pp_pool_close(pool) != PP_FORKED)
+    if (pp_trim(pool, 0) != PP_FORKED || pp_stats_json(pool, &json) != PP_FORKED || pp_pool_destroy(pool) != PP_FORKED)
         return 3;
     if (pp_pool_open("backend=heap", &own) != PP_OK || pp_get(own, 4096, &ptr) != PP_OK)
         return 4;
     memset(ptr, 3, 4096);
-    if (pp_put(own, held) != PP_UNKNOWN_POINTER || pp_put(own, ptr) != PP_OK || pp_pool_close(own) != PP_OK)
+    if (pp_put(own, held) != PP_UNKNOWN_POINTER || pp_put(own, ptr) != PP_OK || pp_pool_destroy(own) != PP_OK)
         return 5;
     return 0;
 }
@@ -76,7 +76,7 @@ int main(void)
     }
     if (failed)
         return 4;
-    if (((char *)held)[4095] != 1 || pp_put(pool, held) != PP_OK || pp_pool_close(pool) != PP_OK)
+    if (((char *)held)[4095] != 1 || pp_put(pool, held) != PP_OK || pp_pool_destroy(pool) != PP_OK)
         return 3;
     return 0;
 }

@@ -1,36 +1,14 @@
-// The classes of pinpool.hpp with streams and events. The functions of the CUDA driver are declared here as in cuda.h.
+// The classes of pinpool.hpp with streams and events.
 #include <pinpool.hpp>
+
+#include "cuda_driver.h"
 
 #include <cstring>
 #include <iostream>
 #include <stdexcept>
 #include <string>
-
-using CUdeviceptr = unsigned long long;
-using CUcontext = struct CUctx_st *;
-using CUstream = CUstream_st *;
-using CUevent = CUevent_st *;
-
-extern "C" {
-int cuInit(unsigned flags);
-int cuDeviceGet(int *device, int ordinal);
-int cuDevicePrimaryCtxRetain(CUcontext *context, int device);
-int cuCtxSetCurrent(CUcontext context);
-int cuCtxSynchronize(void);
-int cuMemAlloc_v2(CUdeviceptr *ptr, std::size_t bytes);
-int cuMemFree_v2(CUdeviceptr ptr);
-int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, std::size_t bytes, CUstream stream);
-int cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, std::size_t bytes, CUstream stream);
-int cuStreamCreate(CUstream *stream, unsigned flags);
-int cuStreamSynchronize(CUstream stream);
-int cuStreamDestroy_v2(CUstream stream);
-int cuStreamBeginCapture_v2(CUstream stream, int mode);
-int cuStreamEndCapture(CUstream stream, struct CUgraph_st **graph);
-int cuGraphDestroy(struct CUgraph_st *graph);
-int cuEventCreate(CUevent *event, unsigned flags);
-int cuEventRecord(CUevent event, CUstream stream);
-int cuEventDestroy_v2(CUevent event);
-}
+#include <thread>
+#include <utility>
 
 constexpr int batches = 200;
 constexpr std::size_t batch_bytes = 64 * 1024, ahead_bytes = 1 << 20;
@@ -46,23 +24,31 @@ static bool has(const pinpool::pool &pool, const std::string &text)
     return pool.stats_json().find(text) != std::string::npos;
 }
 
-// Copies a batch on both streams and returns it in one of four ways, each of which must wait for both copies.
+// Copies a batch on both streams and returns it in one of five ways, each of which must wait for both copies.
 static void send(const pinpool::pool &pool, const pinpool::buffer &ahead, int number, const CUdeviceptr (&targets)[2],
                  const CUstream (&streams)[2], CUevent event)
 {
     pinpool::buffer batch = pool.get(batch_bytes, pinpool::host_only);
     std::memset(batch.data(), number, batch.size());
     for (int at = 0; at < 2; at++) {
-        // A longer copy before it, so that an early reuse of the batch is noticed.
+        // A longer copy comes first, so that an early reuse of the batch is detected.
         check(cuMemcpyHtoDAsync_v2(targets[at], ahead.data(), ahead_bytes, streams[at]) == 0, "cuMemcpyHtoDAsync");
         check(cuMemcpyHtoDAsync_v2(targets[at], batch.data(), batch.size(), streams[at]) == 0, "cuMemcpyHtoDAsync");
     }
-    batch.record_stream(streams[0]);
-    check(static_cast<bool>(batch), "record_stream keeps the buffer");
+    if (number % 8 < 4) {
+        batch.record_stream(streams[0]);
+    } else {
+        check(cuEventRecord(event, streams[0]) == 0, "cuEventRecord");
+        batch.record_event(event);
+    }
+    check(static_cast<bool>(batch), "a record keeps the buffer");
     switch (number % 4) {
     case 0:
-        batch.set_stream(streams[1]); // and the destructor
-        return;
+        batch.set_stream(streams[1]); // The destructor or put() returns the buffer.
+        if (number % 8 == 0)
+            return;
+        batch.put();
+        break;
     case 1:
         check(cuEventRecord(event, streams[1]) == 0, "cuEventRecord");
         batch.put_after_event(event);
@@ -72,26 +58,26 @@ static void send(const pinpool::pool &pool, const pinpool::buffer &ahead, int nu
         break;
     default:
         batch.record_stream(streams[1]);
-        batch.put();
+        batch.put_ignoring_stream();
     }
     check(!batch && batch.data() == nullptr && batch.size() == 0, "empty after its return");
 }
 
 // Whether a call with a null stream is refused.
-template <typename Call> static bool is_refused(Call call)
+template <typename Call> static bool is_refused(Call call, pp_status status = PP_DEVICE_FAILED)
 {
     try {
         call(static_cast<CUstream>(nullptr));
         return false;
     } catch (const pinpool::error &error) {
-        check(error.status() == PP_DEVICE, error.what());
+        check(error.status() == status, error.what());
         return true;
     }
 }
 
 // A null stream is the default stream of this program. While a blocking stream captures, the driver refuses to examine the legacy
 // stream, but not the per-thread stream.
-static void null_is_the_default_stream(const pinpool::pool &pool)
+static void null_is_the_default_stream(const pinpool::pool &pool, CUcontext context)
 {
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
     const bool is_legacy = false;
@@ -104,7 +90,7 @@ static void null_is_the_default_stream(const pinpool::pool &pool)
     CUgraph_st *graph;
     pinpool::buffer first = pool.get(batch_bytes, static_cast<CUstream>(nullptr));
     pinpool::buffer second = pool.get(batch_bytes, pinpool::host_only);
-    check(first.stream().handle() == pinpool::default_stream, "the stream of a request");
+    check(first.stream().stream() == pinpool::default_stream, "the stream of a request");
     const auto record = [&](CUstream stream) { first.record_stream(stream); };
     const auto put_after = [&](CUstream stream) { second.put_after_stream(stream); };
     check(cuStreamCreate(&capturing, 0) == 0 && cuStreamBeginCapture_v2(capturing, 0) == 0, "cuStreamBeginCapture");
@@ -112,6 +98,13 @@ static void null_is_the_default_stream(const pinpool::pool &pool)
     check(cuStreamEndCapture(capturing, &graph) == 0 && cuGraphDestroy(graph) == 0, "cuStreamEndCapture");
     // After a refusal, a second call for the same stream makes the memory reusable.
     check(!is_refused(record) && !is_refused(put_after), "no stream captures");
+    // On a thread without a current context, it is refused until the context is current.
+    std::thread([&] {
+        check(is_refused(record, PP_INVALID_HANDLE) && cuCtxSetCurrent(context) == 0, "no context is current");
+        const pinpool::buffer put_by_destructor(std::move(first));
+    }).join();
+    pool.maintain();
+    check(has(pool, "\"quarantined\":0"), "the destructor repeats the call");
     check(cuStreamDestroy_v2(capturing) == 0, "cuStreamDestroy");
 }
 
@@ -134,7 +127,7 @@ int main()
     std::memset(ahead.data(), 0xfe, ahead.size());
     for (int number = 0; number < batches; number++) {
         send(pool, ahead, number, targets, streams, event);
-        // May get the same memory, which then must not be in use by a copy.
+        // This request may get the same memory, which no copy may be using then.
         pinpool::buffer other = pool.get(batch_bytes, pinpool::host_only);
         std::memset(other.data(), 0xff, other.size());
         for (int at = 0; at < 2; at++) {
@@ -147,7 +140,7 @@ int main()
     std::cout << batches << " batches arrived whole\n";
 
     ahead.put();
-    null_is_the_default_stream(pool);
+    null_is_the_default_stream(pool, context);
     check(cuCtxSynchronize() == 0, "cuCtxSynchronize");
     pool.maintain();
     check(has(pool, "\"in_flight\":0"), "maintain detects completed copies");
@@ -157,8 +150,8 @@ int main()
     pool.set_max_bytes(32 << 20);
     check(has(pool, "\"max_bytes\":33554432"), "the limit changes");
     pool.reserve(8 << 20);
-    pool.clear();
-    check(has(pool, "\"held_bytes\":8388608,"), "clear keeps the reserve");
+    pool.trim(0);
+    check(has(pool, "\"held_bytes\":8388608,"), "trim keeps the reserve");
     try {
         pool.reserve(64 << 20);
         check(false, "a reserve above the limit");

@@ -1,8 +1,8 @@
-//! Buffers returned after work of streams and events of the CUDA driver, over the mock driver.
-#![allow(unsafe_code)] // Calls functions of C.
+//! Buffers that are returned after the work of CUDA streams and events, over the mock driver.
+#![allow(unsafe_code)] // Calls C functions.
 
 #[allow(dead_code)] // The other tests need all of it.
-#[path = "../c/fixture.rs"]
+#[path = "../fixture/mod.rs"]
 mod fixture;
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use pinpool::cudarc::driver::{CudaContext, CudaStream, result};
 use pinpool_c::*;
 
 use fixture::{
-    Address, Handle, SANITIZERS, bytes, close, compiler, crate_folder, get, has_sanitizers, is_installed, is_pinned,
+    Address, Handle, SANITIZERS, bytes, compiler, crate_folder, destroy, get, has_sanitizers, is_installed, is_pinned,
     language, last_error, open, outcome, put, run_to_success, stats, try_get,
 };
 
@@ -51,7 +51,7 @@ fn in_flight(pool: Handle) -> u64 {
 fn a_buffer_is_reused_after_the_work_of_its_stream_or_event() {
     let (driver, context, stream, pool) = start();
     let mut memory = stream.alloc_zeros::<u8>(LEN).unwrap();
-    for (is_event, mark) in [(false, 7), (true, 8)] {
+    for (stream, is_event, mark) in [(&stream, false, 6), (&stream, true, 7), (&context.default_stream(), false, 8)] {
         stream.synchronize().unwrap();
         let held = get(pool, LEN).unwrap();
         bytes(held, LEN).fill(mark);
@@ -59,11 +59,20 @@ fn a_buffer_is_reused_after_the_work_of_its_stream_or_event() {
         stream.memcpy_htod(bytes(held, LEN), &mut memory).unwrap();
         if is_event {
             let event = context.new_event(None).unwrap();
-            event.record(&stream).unwrap();
+            event.record(stream).unwrap();
             // SAFETY: the event is alive.
             outcome(unsafe { pp_put_after_event(pool.0, held.0, event.cu_event().cast()) }, ()).unwrap();
         } else {
-            put_after_stream(pool, held, &stream).unwrap();
+            let put = || [record_stream(pool, held, stream), put_after_stream(pool, held, stream)];
+            let on_other_thread = || {
+                if mark == 8 {
+                    // Without a current context, it is unknown which default stream is meant.
+                    assert_eq!(put().map(|put| put.unwrap_err().0), [pp_status::PP_INVALID_HANDLE; 2]);
+                    context.bind_to_thread().unwrap();
+                }
+                put()
+            };
+            assert_eq!(thread::scope(|scope| scope.spawn(on_other_thread).join().unwrap()), [Ok(()), Ok(())]);
         }
         assert_eq!(in_flight(pool), 1);
         assert_eq!(put(pool, held).unwrap_err().0, pp_status::PP_UNKNOWN_POINTER, "put already");
@@ -79,7 +88,7 @@ fn a_buffer_is_reused_after_the_work_of_its_stream_or_event() {
         put(pool, held).unwrap();
         put(pool, next).unwrap();
     }
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -122,7 +131,7 @@ fn a_buffer_used_by_two_streams_is_returned_once_after_both() {
         drop(call);
         assert_eq!(returning.join().unwrap(), Ok(()));
     });
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -131,12 +140,12 @@ fn a_failed_return_leaves_the_buffer_in_use() {
     // SAFETY: NULL is refused.
     let after_event = |held: Address| unsafe { pp_put_after_event(pool.0, held.0, ptr::null_mut()) };
     let no_stream = ptr::without_provenance_mut(0x1234_5670);
-    // SAFETY: the mock driver looks handles up.
+    // SAFETY: the mock driver checks handles before it uses them.
     let after_stream = |held: Address| unsafe { pp_put_after_stream(pool.0, held.0, no_stream) };
     for (number, put_after) in [(1, &after_event as &dyn Fn(_) -> _), (2, &after_stream)] {
         let held = get(pool, LEN).unwrap();
         assert_eq!(put_after(held), pp_status::PP_INVALID_HANDLE, "{:?}", last_error());
-        // The driver counts it as a misuse.
+        // The driver counts this as a misuse.
         driver.reset();
         assert_eq!(context.check_err(), Ok(()));
         stream.synchronize().unwrap();
@@ -145,7 +154,7 @@ fn a_failed_return_leaves_the_buffer_in_use() {
         assert_ne!(get(pool, LEN).unwrap(), held, "work of that stream may still use the memory");
         assert_eq!((in_flight(pool), &stats(pool)["memory"]["quarantined"]), (0, &number.into()));
     }
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -153,7 +162,7 @@ fn a_failed_return_can_be_repeated_unless_the_stream_captures() {
     let (driver, context, stream, pool) = start();
     let held = get(pool, LEN).unwrap();
     driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
-    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE);
+    assert_eq!(put_after_stream(pool, held, &stream).unwrap_err().0, pp_status::PP_DEVICE_FAILED);
     driver.reset_scripts();
     let gate = driver.hold(stream.cu_stream());
     let _work = stream.clone_htod(bytes(held, LEN)).unwrap();
@@ -173,17 +182,21 @@ fn a_failed_return_can_be_repeated_unless_the_stream_captures() {
     assert_eq!(in_flight(pool), 0);
     assert_eq!(stats(pool)["memory"]["quarantined"], 1, "a graph may be launched again");
     assert_eq!(context.check_err(), Ok(()));
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
-fn a_closed_pool_is_released_with_its_last_buffer() {
+fn a_destroyed_pool_is_released_with_its_last_buffer() {
     let (driver, _context, stream, pool) = start();
+    // The first fence of a context pins a page for the life of the process.
+    let first = open("backend=heap");
+    put_after_stream(first, get(first, LEN).unwrap(), &stream).unwrap();
+    destroy(first);
     let before = driver.counts().pinned_bytes;
     let held = get(pool, LEN).unwrap();
     assert!(driver.counts().pinned_bytes > before);
     assert_eq!(is_pinned(pool, held), Ok(1));
-    close(pool);
+    destroy(pool);
     assert!(driver.counts().pinned_bytes > before, "the buffer is out");
     put_after_stream(pool, held, &stream).unwrap();
     assert_eq!(driver.counts().pinned_bytes, before);
@@ -209,7 +222,7 @@ fn programs_in_c_and_cpp_copy_through_the_driver() {
     let run = |backend| {
         let mut command = Command::new(&program);
         command.env("LD_LIBRARY_PATH", folder.path()).env("PINPOOL_BACKEND", backend);
-        // The mock driver copies returned buffers with a memmove in this process. The copies of a GPU are not checked either.
+        // The mock driver copies returned buffers with a memmove in this process. A GPU's copies are not checked either.
         command.env("ASAN_OPTIONS", "replace_intrin=0");
         let output = command.env("MOCK_DRIVER_REPORT", "stderr").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

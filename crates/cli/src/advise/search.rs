@@ -1,10 +1,10 @@
 //! Finds the smallest limit that costs a program no more time, with a longer idle timeout or a reserve if these save time.
 //!
 //! A replay of the whole trace counts the seconds that settings cost: driver calls, remaps and waiting. `MAX_BYTES` is bisected
-//! for the smallest limit that costs no more than the given limit, or than no limit if requests waited; not for a program that
-//! spends a tenth of its time in calls, unless another setting helps. The advised limit is
-//! replayed as it is printed, with its headroom. If the threads of the trace are known, they are also replayed without the
-//! delays that the advice removes, because faster threads hold more memory at one time.
+//! for the smallest limit that costs no more than the given limit, or than no limit if requests waited. It is not bisected for
+//! a program that spends a tenth of its time in calls, unless another setting helps. The advised limit is replayed as it is
+//! printed, with its headroom. If the threads of the trace are known, they are also replayed without the delays that the advice
+//! removes, because faster threads hold more memory at one time.
 
 use std::error::Error;
 
@@ -31,11 +31,11 @@ const GAIN_OF_TIME: f64 = 0.0002;
 /// A reserve must gain this share of the seconds lost, or this share of the recorded time.
 const RESERVE_GAIN: f64 = 0.5;
 const RESERVE_GAIN_OF_TIME: f64 = 0.02;
-/// A program that spends more than this share of the time in driver calls gets no lower limit alone.
+/// To a program that spends more than this share of the time in driver calls, a lower limit alone is not advised.
 const IN_CALLS: f64 = 0.1;
-/// A limit below the given one must save at least this much memory.
-const LESS_MEMORY: f64 = 0.9;
-const LESS_BYTES: u64 = 16 << 20;
+/// A limit below the given limit must reduce the peak to this share, and by at least this many bytes.
+const PEAK_SHARE: f64 = 0.9;
+const MIN_SAVING: u64 = 16 << 20;
 /// Number of buffers by which threads with fewer delays may run ahead of the replay.
 const BUFFERS_AHEAD: u64 = 2;
 /// If requests waited, settings that use more memory must end the program earlier by this share. Replays are not precise enough
@@ -117,8 +117,8 @@ impl<'a> Search<'a> {
         }
         bases.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
         let in_calls = as_given.driver_seconds > self.workload.duration_us as f64 / 1e6 * IN_CALLS;
-        // A full pool needs a higher limit first. If no other setting saves time in a pool that is not full, a lower limit
-        // saves memory, but requests make the calls that returns made: a program that spends its time in calls loses more.
+        // A full pool needs a higher limit first. Otherwise a lower limit, which only saves memory, is tried last. It moves
+        // calls from returns to requests, so it is not tried for a program that spends its time in calls.
         if as_given.outcome.waits > 0 && self.workload.is_closed {
             let unlimited = self.play(self.workload, &Replay { max_bytes: None, ..given.clone() })?;
             bases.insert(0, (None, unlimited));
@@ -188,7 +188,7 @@ impl<'a> Search<'a> {
     /// Returns whether `cost` is no worse than the cost of the given settings.
     fn is_better(&self, cost: &Column, as_given: &Column) -> bool {
         let loses_more = cost.lost_seconds > as_given.lost_seconds || cost.outcome.timeouts > as_given.outcome.timeouts;
-        // Waits depend on how threads meet. A program without waits is given no settings with waits.
+        // Waits depend on the timing of the threads, so a program without waits is given no settings with waits.
         if loses_more || (as_given.outcome.waits == 0 && cost.outcome.waits > 0) {
             return false;
         }
@@ -230,7 +230,7 @@ impl<'a> Search<'a> {
                 }
                 let share = ends(&hurried, &cost) / before.max(1e-9);
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-                // At most the value that it replaces.
+                // The result is at most the value that it replaces.
                 let ended_us = (as_given.outcome.ended_us as f64 * share) as u64;
                 cost.outcome.ended_us = cost.outcome.ended_us.min(ended_us);
             }
@@ -256,8 +256,8 @@ impl<'a> Search<'a> {
             }
         }
         let saved_bytes = as_given.outcome.peak_pinned_bytes.saturating_sub(cost.outcome.peak_pinned_bytes);
-        let smaller = cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * LESS_MEMORY;
-        let is_change = setting.is_some() || given.max_bytes.is_none() || (smaller && saved_bytes >= LESS_BYTES);
+        let smaller = cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * PEAK_SHARE;
+        let is_change = setting.is_some() || given.max_bytes.is_none() || (smaller && saved_bytes >= MIN_SAVING);
         if !is_change && cost.lost_seconds > self.enough_gained(as_given) {
             return Ok(None);
         }

@@ -29,7 +29,7 @@ pub(super) fn examine(config: &Config, chosen: Option<&dyn Source>, max_bytes: O
         mappings(&rules, backend, max_bytes),
         available(host::memory(root).as_ref()),
         overcommit(&rules),
-        pressure(PressureGauge::of_kernel(root).is_some()),
+        pressure(PressureGauge::from_kernel(root).is_some()),
         shared_limit(config),
     ]
 }

@@ -36,18 +36,18 @@ pub(super) struct Backends {
 /// Pins a little memory with every backend, and chooses one as a pool does.
 pub(super) fn try_backends(config: &Config, gpu: &Answer, ask: impl Fn(&'static str) -> Answer) -> Backends {
     let ((mut max_bytes, mut limit), mut is_lock_limited) = (config.limit_on_host(), false);
-    let answer = |name| match gpu.is_deadly {
-        true => Answer { finding: Finding::note(name, "not tried: the driver query failed"), is_deadly: true },
+    let answer = |name| match gpu.has_crashed {
+        true => Answer { finding: Finding::note(name, "not tried: the driver query failed"), has_crashed: true },
         false => ask(name),
     };
     let mut answers = BACKENDS.map(answer);
     let first_ok =
         answers.iter().find(|answer| answer.finding.severity == Severity::Ok).map(|answer| answer.finding.check);
-    for Answer { finding, .. } in answers.iter_mut().filter(|answer| answer.is_deadly && !gpu.is_deadly) {
+    for Answer { finding, .. } in answers.iter_mut().filter(|answer| answer.has_crashed && !gpu.has_crashed) {
         let other = first_ok.unwrap_or("mlock");
         finding.remedy = Some(format!("set PINPOOL_BACKEND={other}: auto may try this backend and end the process"));
     }
-    let deadly = std::iter::once(gpu).chain(&answers).filter(|answer| answer.is_deadly);
+    let deadly = std::iter::once(gpu).chain(&answers).filter(|answer| answer.has_crashed);
     let without: Vec<_> = deadly.map(|answer| (answer.finding.check, answer.finding.found.clone())).collect();
     let mut findings: Vec<_> = answers.into_iter().map(|answer| answer.finding).collect();
     let without_mlock = if first_ok.is_some() { Severity::Note } else { Severity::Warning };
@@ -189,7 +189,7 @@ pub(super) fn plan_reserve(
 fn time_to_pin(source: &dyn Source, bytes: usize, config: &Config) -> Result<Duration, SourceError> {
     let threads = config.pin_threads_on_host();
     let begun = Instant::now();
-    let region = source.acquire_fast(bytes, threads, &|_| {})?;
+    let region = source.acquire_bulk(bytes, threads, &|_| {})?;
     let took = begun.elapsed();
     // SAFETY: `region` was acquired above from this source, and no reference into it was made.
     unsafe { source.release(region) }.map(|()| took)

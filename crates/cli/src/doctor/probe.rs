@@ -37,22 +37,22 @@ pub(crate) struct ProbeArgs {
 pub(super) struct Answer {
     pub(super) finding: Finding,
     /// Whether the process that ran the query crashed or hung.
-    pub(super) is_deadly: bool,
+    pub(super) has_crashed: bool,
 }
 
 /// Runs a query in its own process, for at most `timeout`.
 pub(super) fn ask(name: &'static str, device: Option<u32>, timeout: Duration) -> Answer {
-    let how = match run_apart(name, device, timeout).map(|text| decode(name, &text)) {
-        Ok(Some(finding)) => return Answer { finding, is_deadly: false },
+    let how = match run_in_child(name, device, timeout).map(|text| decode(name, &text)) {
+        Ok(Some(finding)) => return Answer { finding, has_crashed: false },
         Ok(None) => "gave no answer".to_owned(),
         Err(how) => how,
     };
     let finding = Finding::error(name, format!("the process that tried it {how}"));
-    Answer { finding: finding.remedy("update the driver"), is_deadly: true }
+    Answer { finding: finding.remedy("update the driver"), has_crashed: true }
 }
 
 /// Returns the output of the process, or describes how it ended.
-fn run_apart(name: &str, device: Option<u32>, timeout: Duration) -> Result<String, String> {
+fn run_in_child(name: &str, device: Option<u32>, timeout: Duration) -> Result<String, String> {
     let not_started = |error: io::Error| format!("could not be started: {error}");
     let mut command = Command::new(env::current_exe().map_err(not_started)?);
     command.args(["--quiet", "doctor-probe", name]);

@@ -35,8 +35,7 @@ pub(super) fn run(all: bool, terminal: &Terminal) -> Result<(), ExitError> {
     let listed: Vec<_> = report.variables.iter().filter(is_listed).collect();
     let rows = listed.iter().map(|row| [row.name, &row.value, row.origin, &row.default, row.meaning]);
     let rows = std::iter::once(["variable", "value", "from", "default", "meaning"]).chain(rows);
-    let rows: Vec<_> = rows.map(|row| row.map(str::to_owned).to_vec()).collect();
-    terminal.print(columns_left(&rows).trim_end())?;
+    terminal.print(columns_left(&rows.map(|row| row.map(str::to_owned).to_vec()).collect::<Vec<_>>()).trim_end())?;
     let line = |level: &str, text: &dyn Display| terminal.write(format!("{level}: {text}\n").as_bytes());
     if let more @ 1.. = report.variables.len() - listed.len() {
         line("note", &format_args!("{more} more have their defaults: `pinpool doctor --settings --all` lists them"));
@@ -91,7 +90,8 @@ fn trace(config: &Config) -> Option<Finding> {
 }
 
 fn socket(config: &Config) -> Option<Finding> {
-    let found = missing_directory(config.socket.as_deref()?)?;
+    let Some(pinpool::StatsSocket::Path(path)) = &config.socket else { return None };
+    let found = missing_directory(path)?;
     Some(Finding::warning(CHECK, format!("PINPOOL_SOCKET: {found}")).remedy("create it, or name another path"))
 }
 

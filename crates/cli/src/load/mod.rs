@@ -134,8 +134,11 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
     let set = Set::all(&args.set)?;
     let builder = set.builder().call_stacks(args.call_stacks);
     // The file in the environment's PINPOOL_TRACE may be the recording of another program, so the variable is ignored.
-    let is_set = args.record.is_none() && set.pairs.iter().any(|(name, _)| name == "PINPOOL_TRACE");
-    let builder = if is_set { builder } else { builder.trace(args.record.clone()) };
+    let builder = match &args.record {
+        Some(path) => builder.trace(path),
+        None if set.pairs.iter().any(|(name, _)| name == "PINPOOL_TRACE") => builder,
+        None => builder.setting("trace", "none"),
+    };
     let pool = builder.build().map_err(|error| {
         let text = error.to_string();
         // The user gave the flag and not its variable, so the error must name the flag.
@@ -152,7 +155,7 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
 
     let options = args.options();
     let mut reporter = Reporter::new(terminal, catalog.len_bytes().saturating_mul(options.epochs), verbosity);
-    let summary = Loader::new(&pool, &catalog, options).stop_on(&stop).run(destination.as_mut(), &mut reporter);
+    let summary = Loader::new(&pool, &catalog, options).stop_flag(&stop).run(destination.as_mut(), &mut reporter);
     let failures = reporter.end();
 
     let pinned_bytes = pool.stats().memory.held_bytes;

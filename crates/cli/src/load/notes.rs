@@ -11,7 +11,7 @@ const NAMED: usize = 3;
 /// Returns the notes, one per line.
 pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
     let cyclic = |path: &PathBuf| format!("{} leads back to a directory already entered: not followed", path.display());
-    let mut notes: Vec<_> = catalog.cyclic_links().iter().map(cyclic).collect();
+    let mut notes: Vec<_> = catalog.skipped_links().iter().map(cyclic).collect();
     let special = catalog.special_files();
     if !special.is_empty() {
         let names = names(special.iter().map(PathBuf::as_path));

@@ -32,7 +32,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
     })
 }
 
-/// Returns a table with one number per line, and the statistics of the pool.
+/// Returns a table with one number per line, followed by the statistics of the pool.
 pub(super) fn table(report: &Value, stats: &Stats) -> String {
     let count = |name: &str| grouped(report[name].as_u64().unwrap_or(0));
     let number = |name: &str| report[name].as_f64().unwrap_or(0.0);

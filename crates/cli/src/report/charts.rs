@@ -99,7 +99,7 @@ impl<'a> Charts<'a> {
             self.bytes_figure(),
             self.lost_figure(),
             self.limit_figure(),
-            has_tags.then(|| self.lanes_figure("tags", "Owners", &tags)),
+            has_tags.then(|| self.lanes_figure("tags", "Holders", &tags)),
             (pools.len() > 1).then(|| self.lanes_figure("pools", "Pools", &pools)),
         ];
         let missing = self.series.warning.iter().map(|warning| format!("A part is missing: {warning}."));
@@ -204,7 +204,7 @@ impl<'a> Charts<'a> {
         Some(self.figure("limit", "Limit on idle buffers, and evictions", words, panels))
     }
 
-    /// Returns a chart with a panel for each of the largest owners, the largest first.
+    /// Returns a chart with a panel for each of the largest holders, the largest first.
     fn lanes_figure(&self, id: &str, title: &str, of: &Lanes<'_>) -> Value {
         let peak = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
         let mut lanes: Vec<_> = of.iter().collect();
@@ -245,8 +245,7 @@ impl<'a> Charts<'a> {
         if served > 0 {
             facts.insert(1, ("hit rate", percent(served.saturating_sub(misses), served)));
         }
-        let held = self.peak(|now| now.held_bytes);
-        if held > 0 {
+        if self.peak(|now| now.held_bytes) > 0 {
             facts.extend([
                 ("pin calls", grouped(sum(last, |now| now.pin_calls))),
                 ("most in use", Size(self.peak(in_use)).to_string()),

@@ -58,8 +58,7 @@ pub(crate) fn run(args: &ReportArgs, terminal: &Terminal) -> Result<(), Box<dyn 
             series.warning.as_deref().unwrap_or("`pinpool why` prints the diagnoses, and PINPOOL_TRACE records charts");
         return Err(named(&args.input, &format_args!("nothing to draw: {why}")).into());
     }
-    let source = named(&args.input, &series.source);
-    let page = html(&Charts::new(&series).report(TITLE, &source));
+    let page = html(&Charts::new(&series).report(TITLE, &named(&args.input, &series.source)));
     fs::write(&args.output, page).map_err(|error| named(&args.output, &why(&error)))?;
     let partial = |why| Err(named(&args.input, &format_args!("{why}; the report covers the part before")).into());
     series.warning.map_or(Ok(()), partial)

@@ -54,7 +54,7 @@ pub(crate) struct TopArgs {
     #[arg(long, conflicts_with = "target")]
     all: bool,
 
-    /// Print once: diagnosis, statistics and owners of each pool
+    /// Print once: diagnosis, statistics and holders of each pool
     #[arg(long)]
     once: bool,
 
@@ -85,7 +85,7 @@ fn show_target(target: &str, is_json: bool, is_live: bool, stop: &StopFlag) -> R
     if is_live { show(object, &objects, stop) } else { Ok(write_stdout(|out| writeln!(out, "{object}"))?) }
 }
 
-/// Returns the diagnosis, statistics and owners of one pool, as the process prints them.
+/// Returns the diagnosis, statistics and holders of one pool, as the process prints them.
 fn text_of(series: &Series, of: &DiagnosisText) -> String {
     let statistics = series.latest(of).map_or("", |(pool, _)| &pool.text);
     let text = format!("{}: {}\n\n{statistics}", of.pool, of.lines.join("\n"));

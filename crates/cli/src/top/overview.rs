@@ -52,7 +52,7 @@ fn text(report: &SharedLimitReport) -> String {
     let title = ["pool", "process", "held", "idle", "wanted"].map(str::to_owned).to_vec();
     let row = |member: &SharedLimitMember| {
         let pool = if member.pool.is_empty() { "-" } else { &member.pool };
-        let away = if member.is_elsewhere { " (another namespace)" } else { "" };
+        let away = if member.is_in_other_namespace { " (another namespace)" } else { "" };
         let bytes = [member.held_bytes, member.idle_bytes, member.wanted_bytes].map(|bytes| Size(bytes).to_string());
         [vec![pool.to_owned(), format!("{}{away}", member.pid)], bytes.to_vec()].concat()
     };

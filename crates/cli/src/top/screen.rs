@@ -20,7 +20,7 @@ const NAME: usize = 12;
 /// Width of the byte counts after the names.
 const BYTES: usize = 12;
 
-/// Minimum height without diagnosis and owners.
+/// Minimum height without diagnosis and holders.
 const HEIGHT: u16 = 20;
 /// Prefix of the recommendation.
 const TO_DO: &str = "  to do: ";
@@ -179,18 +179,18 @@ fn hits(now: &Snapshot) -> u64 {
     now.requests.saturating_sub(now.misses + now.failed_requests)
 }
 
-/// Returns the oldest copy and the owners.
+/// Returns the oldest copy and the holders.
 fn holders(now: &Snapshot) -> Vec<String> {
     let oldest = now.oldest_copy.map(|age| {
         let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
         format!("oldest copy: {}{stream}", Time(age))
     });
-    let owners = now.holders.iter().map(|owner| {
+    let holders = now.holders.iter().map(|owner| {
         let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest {}", Time(age)));
         let (bytes, buffers) = (Size(owner.bytes), counted(owner.buffers, "buffer"));
         format!("{bytes:>BYTES$} {} ({buffers}{age})", one_line(&owner.tag))
     });
-    oldest.into_iter().chain(owners).collect()
+    oldest.into_iter().chain(holders).collect()
 }
 
 fn rate(value: f64) -> String {

@@ -50,8 +50,8 @@ pub(super) fn run(before: &Path, after: &Path, is_json: bool, terminal: &Termina
     if new > old + SHOWN_SHARE || !warnings.is_empty() { Err(ExitError::Failure.into()) } else { Ok(()) }
 }
 
-/// Returns an object for each pool, the largest increase in lost time first. A side is null if its recording does not have the
-/// pool, or has too few requests of the pool.
+/// Returns an object for each pool, the largest increase in the share of lost time first. A side is null if its recording does
+/// not have the pool, or has too few requests of the pool.
 fn changes(both: &[Recording; 2]) -> Vec<Value> {
     let diagnoses = both.each_ref().map(diagnose_recording);
     let names: BTreeSet<_> = diagnoses.iter().flatten().map(|one| &one.name).collect();

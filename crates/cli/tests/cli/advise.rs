@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::tool::{Ran, finish, heap, number, on, pinpool, scratch, written};
 
-/// Batches of `held` buffers of each size, allocated and returned together.
+/// Returns a trace with batches of `held` buffers of each size, which are requested and returned together.
 fn batches(rounds: usize, held: usize, sizes: &[u64]) -> String {
     let mut text = String::new();
     for _ in 0..rounds {
@@ -63,7 +63,7 @@ fn each_setting_has_a_column() {
     let columns: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let number = |at: usize, key: &str| number(&columns[at], key);
     assert_eq!(columns.len(), 3);
-    // All sixteen buffers are kept; with a limit of four, twelve are evicted each time.
+    // In the first column, all sixteen buffers are kept. In the second column, the limit of four evicts buffers.
     assert_eq!((number(0, "misses"), number(0, "raises"), number(0, "driver_calls")), (16, 0, 16));
     assert!(number(1, "misses") > 1000 && number(1, "raises") > 0 && number(1, "checks") > 0);
     assert!(number(2, "waits") > 0 && number(2, "peak_pinned_bytes") <= 6 << 20);
@@ -95,7 +95,7 @@ fn settings_that_cannot_be_meant_or_have_no_effect_are_refused_by_name() {
         ("MAX_BYTES=1MiB,PINPOOL_MAX_BYTES=2MiB", "PINPOOL_MAX_BYTES is set twice"),
         ("MAX_BYTES=", "PINPOOL_MAX_BYTES has no value"),
         ("WAIT=soon", "PINPOOL_WAIT=soon: not a time"),
-        ("NONSENSE=1", "PINPOOL_NONSENSE: unknown setting"),
+        ("NONSENSE=1", "unknown setting PINPOOL_NONSENSE"),
     ] {
         for command in ["load", "replay", "advise"] {
             refused(command, &path, &[set], words).check_stderr("--set <NAME=VALUE>");
@@ -109,21 +109,21 @@ fn settings_that_cannot_be_meant_or_have_no_effect_are_refused_by_name() {
     ] {
         refused("replay", &path, &[set], words);
     }
-    // Names that the commands share are one setting, however many --set they come in.
+    // Settings are combined over all --set arguments, and their names ignore case.
     for command in ["load", "advise"] {
         refused(command, &path, &["WAIT=1s", "wait=2s"], "--set WAIT=1s,wait=2s: PINPOOL_WAIT is set twice");
     }
 }
 
-/// The advised settings in the syntax of `--set`; `None` if the advice is to keep the given ones.
+/// Returns the advised settings in the syntax of `--set`, or `None` if the advice is to keep the given settings.
 fn advised(advice: &Value) -> Option<String> {
     let settings = advice["advised"]["settings"].as_array()?;
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     Some(settings.iter().map(|pair| format!("{}={}", text(&pair[0]), text(&pair[1]))).collect::<Vec<_>>().join(","))
 }
 
-/// A replay under the advised settings costs what the advice says: no more time than the given settings, and no more memory unless it
-/// gains time.
+/// Checks that a replay under the advised settings costs what the advice says: no more time than the given settings, and no
+/// more memory unless it saves time.
 fn check(path: &Path) -> Value {
     let advice = on("advise", path, &["--json"]).exits(0).figures();
     let set = advised(&advice).unwrap_or_else(|| panic!("nothing is advised: {advice}"));
@@ -176,7 +176,7 @@ fn repinning_after_each_pause_leads_to_an_advised_reserve() {
     let tried: Vec<_> = advice["tried"].as_array().unwrap().iter().map(|one| one["set"].as_str().unwrap()).collect();
     assert!(tried.len() == 2 && tried[0] == "IDLE_TIMEOUT=none" && tried[1].starts_with("RESERVE="), "{advice}");
     assert!(advised(&advice).unwrap().contains("PINPOOL_MAX_BYTES="), "{advice}");
-    // A setting of the user is fixed.
+    // The user's settings are fixed.
     let ran = on("advise", &path, &["--json", "--set", "IDLE_TIMEOUT=1s,RESERVE=none"]).figures();
     assert_eq!(ran["tried"].as_array().unwrap().len(), 0, "{ran}");
 }

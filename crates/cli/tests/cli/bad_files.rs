@@ -36,7 +36,7 @@ fn a_progress_bar_of_more_than_64_mib_is_read_to_its_end() {
 #[test]
 fn the_intact_part_of_a_truncated_compressed_log_is_shown() {
     let dir = TempDir::new().unwrap();
-    // The file has two members, and the second is cut.
+    // The file has two members, and the second is truncated.
     let whole = packed(format!("{AFTER}\n").repeat(3).as_bytes());
     let other: Vec<u8> =
         (0..20_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect();

@@ -58,7 +58,7 @@ fn a_leak_is_named_by_the_function_that_got_it() {
     };
     let text = converted("text");
     assert!(text.lines().any(|line| line.contains("## sampled: ") && line.contains("::get_and_keep")), "{text}");
-    // Frames of entries and of the blocks at the end.
+    // Each kept buffer appears in its entry, and in its block at the end.
     assert_eq!(converted("pytorch").matches("call_stacks::get_and_keep").count(), 2 * GETS / 20);
 
     let pools = diagnose_recording(&recording);

@@ -19,7 +19,7 @@ fn doctor(args: &[&str]) -> Command {
     command
 }
 
-/// The JSON object; its status is the exit status.
+/// Returns the JSON object, and checks that its status is the exit status.
 fn diagnosis(command: &mut Command) -> Value {
     let ran = finish(command.arg("--json"));
     let diagnosis: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stdout));
@@ -27,7 +27,7 @@ fn diagnosis(command: &mut Command) -> Value {
     diagnosis
 }
 
-/// Level, text and remedy of the finding of this name.
+/// Returns level, text and remedy of the finding with this name.
 fn finding<'a>(diagnosis: &'a Value, check: &str) -> (&'a str, &'a str, &'a str) {
     let found = diagnosis["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == check);
     let found = found.unwrap_or_else(|| panic!("no {check} in {diagnosis}"));
@@ -55,7 +55,7 @@ fn every_check_is_reported_once_with_a_level_and_a_remedy_if_needed() {
     let reserve = &diagnosis["reserve"];
     assert_eq!((&reserve["bytes"], &reserve["fits"]), (&Value::from(1 << 20), &Value::from(true)), "{diagnosis}");
     assert!(reserve["seconds"].as_f64().unwrap() > 0.0);
-    // Ready means every promise of the status.
+    // The reserve fits, so the exit status depends only on the GPU.
     assert_eq!(diagnosis["status"] == 0, diagnosis["gpu"] == true);
     assert_eq!(finding(&diagnosis, "result").0 == "ok", diagnosis["gpu"] == true);
 }
@@ -87,7 +87,7 @@ fn bad_settings_exit_with_2() {
     assert!(level == "error" && text.contains("exceeds PINPOOL_MAX_BYTES"), "{text}");
     let of_a_preset = diagnosis(doctor(&[]).env("PINPOOL_BACKEND", "vmm").env("PINPOOL_PRESET", "tensorflow"));
     assert_eq!(of_a_preset["status"], 2, "{of_a_preset}");
-    // A reserve that is only planned contradicts nothing.
+    // A planned reserve (`--reserve`) does not contradict the settings.
     let planned = diagnosis(doctor(&["--reserve", "8G"]).env("PINPOOL_MAX_BYTES", "1G"));
     assert_eq!((&planned["status"], &planned["reserve"]["fits"]), (&Value::from(1), &Value::from(false)));
 
@@ -126,12 +126,12 @@ fn what_the_machine_lacks_for_a_setting_is_named() {
 pub(crate) fn under_limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) -> &mut Command {
     let lower = move || {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-        // SAFETY: reads a limit that lives as long as the call.
+        // SAFETY: the call reads `limit`, which outlives the call.
         if unsafe { libc::setrlimit(resource, &raw const limit) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
         const CAP_IPC_LOCK: libc::c_ulong = 14;
-        // SAFETY: numbers alone; refused if this process is not root.
+        // SAFETY: the call takes numbers. It fails if this process is not root.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK) };
         Ok(())
     };

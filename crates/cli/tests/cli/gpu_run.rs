@@ -22,7 +22,7 @@ fn suite() -> Option<PathBuf> {
     files.filter(is_suite).max_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).unwrap())
 }
 
-/// A folder as `collect.sh` makes it, with the mock driver.
+/// Fills `folder` as `collect.sh` does, with the mock driver. Returns `None` if a binary was not built.
 fn carried(folder: &Path) -> Option<PathBuf> {
     symlink(suite()?, folder.join("gpu")).unwrap();
     let tool = Path::new(env!("CARGO_BIN_EXE_pinpool"));

@@ -13,7 +13,7 @@ use crate::tool::{ended, finish, pinpool, scratch, signal, until};
 #[allow(unsafe_code)]
 fn terminal() -> (File, File) {
     let (mut outer, mut inner) = (0, 0);
-    // SAFETY: both numbers are written, and no name or setting is passed.
+    // SAFETY: the call writes both numbers. Null pointers are allowed for the name and the settings.
     let made = unsafe { libc::openpty(&mut outer, &mut inner, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
     assert_eq!(made, 0);
     // SAFETY: the call has opened both, and nothing else owns them.
@@ -47,14 +47,14 @@ fn a_signal_ends_top_and_restores_the_terminal() {
     let (top, _reader) = top(&inner, inner.try_clone().unwrap().into());
     let drawn = thread::spawn(move || {
         let (mut drawn, mut bytes) = (Vec::new(), [0; 4096]);
-        // An error once the other end is closed.
+        // The read fails once the other end is closed.
         while let Ok(count @ 1..) = outer.read(&mut bytes) {
             drawn.extend_from_slice(&bytes[..count]);
         }
         String::from_utf8_lossy(&drawn).into_owned()
     });
     until("the terminal is taken over", || modes(&inner) != before);
-    // The signal handler was installed before.
+    // `top` installs its signal handler before it changes the terminal.
     signal("TERM", &top);
     let status = ended("the signal ends it", top);
     let after = modes(&inner);
@@ -71,12 +71,12 @@ fn a_terminal_that_goes_away_ends_top() {
     let before = modes(&inner);
     let (top, _reader) = top(&inner, Stdio::null());
     until("the terminal is taken over", || modes(&inner) != before);
-    // No signal comes with it: the terminal is not the one that controls the process.
+    // This sends no signal, because the terminal is not the controlling terminal of the process.
     drop((inner, outer));
     assert_eq!(ended("it ends with its terminal", top).code(), Some(1));
 }
 
-/// A stack that no machine has: every thread of `std` is refused.
+/// A stack size that no machine can provide, so that every `std` thread is refused.
 const NO_STACK: &str = "70368744177664";
 
 #[test]

@@ -12,21 +12,21 @@ use crate::tool::{Ran, ended, finish, number, on, packed, pinpool, scratch, writ
 
 const WORKLOAD: &str = "# limit 100\na 1 5000\nt 10\nf 1\na 2 5000\nf 2\n";
 
-/// With `bytes` on stdin, through a pipe.
+/// Runs the command with `bytes` on stdin, through a pipe.
 fn piped(command: &mut Command, bytes: Vec<u8>) -> Ran {
     let (reader, mut writer) = io::pipe().unwrap();
     let writing = thread::spawn(move || {
-        // A command that refuses its input ends before it is all written.
+        // Fails if the command refuses its input and ends before all bytes are written.
         let _ = writer.write_all(&bytes);
     });
     let ran = finish(command.stdin(Stdio::from(reader)));
-    // The pipe ends with the command that reads it.
+    // Drops the command, which holds the read end of the pipe, so that a blocked write fails.
     *command = Command::new("true");
     writing.join().unwrap();
     ran
 }
 
-/// One file of each kind of trace, plain and packed.
+/// Creates a file of each kind of trace, plain and compressed.
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let recording = fs::read(recorded(dir, "t.trace")).unwrap();
     let mut paths = Vec::new();
@@ -88,7 +88,7 @@ fn a_named_pipe_is_opened_once() {
         let mut command = pinpool(&args);
         let child = command.arg(&pipe).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let to = pipe.clone();
-        // Waits for the reader, which may never come.
+        // Opening the pipe waits for its reader, which may never open it.
         thread::spawn(move || fs::write(to, bytes));
         assert_eq!(ended("the pipe is read to its end", child).code(), Some(0), "{args:?}");
     }

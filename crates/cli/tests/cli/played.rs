@@ -1,4 +1,4 @@
-//! Several pools in replays, and replays without memory.
+//! Several pools in replays, and replays that run out of memory.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ fn several_pools_are_advised_one_by_one() {
         let _ = write!(text, "p 0\na {round}0 300000\np 1\na {round}1 300000\nt 1000\nf {round}1\np 0\nf {round}0\n");
     }
     let path = written(dir.path(), "two.trace", &text);
-    // Without names there is nothing to choose by.
+    // Pools without names cannot be selected.
     on("advise", &path, &[]).refuses(1).check_stderr("two.trace: it has 2 pools, and advice is for one");
     on("replay", &path, &[]).check_stderr("two.trace: it has 2 pools, which are played as one");
 

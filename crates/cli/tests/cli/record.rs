@@ -13,7 +13,7 @@ pub(crate) fn recorded_load(dir: &Path, name: &str, args: &[&str]) -> PathBuf {
     path
 }
 
-/// A recorded load of a few hundred files, packed if its name says so. Made once of each kind.
+/// Returns the recording of a load of a few hundred files, compressed if `name` ends in `gz`. Each kind is recorded only once.
 pub(crate) fn recorded(dir: &Path, name: &str) -> PathBuf {
     static RECORDED: [OnceLock<Vec<u8>>; 2] = [const { OnceLock::new() }; 2];
     let bytes = RECORDED[usize::from(name.ends_with("gz"))].get_or_init(|| {
@@ -34,9 +34,9 @@ fn the_text_of_a_recording_is_replayed_like_the_recording() {
         let text = dir.path().join("text.trace");
         fs::write(&text, &ran.stdout).unwrap();
         let play = |path: &Path| {
-            // A text has no limit.
+            // The text contains no limit.
             let mut printed = on("replay", path, &["--json", "--set", "MAX_BYTES=none"]).exits(0).figures();
-            // A text has no pin calls to fit the costs to.
+            // The text contains no pin calls to which the costs could be fitted.
             for key in ["workload", "costs", "driver_seconds", "lost_seconds"] {
                 printed.as_object_mut().unwrap().remove(key).unwrap();
             }
@@ -71,7 +71,7 @@ fn unreadable_and_unwritable_files_are_errors_with_their_names() {
             assert!(ran.stderr.contains(words) && ran.stderr.contains(name), "{command:?} {name}: {}", ran.stderr);
         }
     }
-    // Of a truncated file the intact part is used, and the exit status says so. A cut between two blocks cannot be seen.
+    // The intact part of a truncated file is used, and the exit status is 1. A cut between two blocks cannot be detected.
     let cut = file("cut.trace", &whole[..whole.len() - 1]);
     for command in [vec!["trace"], vec!["advise"], vec!["replay", "--json"]] {
         let ran = finish(pinpool(&command).arg(&cut));

@@ -24,7 +24,7 @@ fn page(input: &Path) -> String {
     fs::read_to_string(output).unwrap()
 }
 
-/// The series of the figure `id`: name, shape and number of points.
+/// Returns name, shape and number of points of each series in the chart `id`.
 fn series(page: &str, id: &str) -> Vec<(String, String, usize)> {
     let data = data(page);
     let figure = data["charts"].as_array().unwrap().iter().find(|figure| figure["id"] == id);
@@ -34,7 +34,7 @@ fn series(page: &str, id: &str) -> Vec<(String, String, usize)> {
     series.map(|one| (text(&one["name"]), text(&one["shape"]), one["points"].as_array().unwrap().len())).collect()
 }
 
-/// The number of points of one of them.
+/// Returns the number of points of the series `name`.
 fn points(page: &str, id: &str, name: &str) -> usize {
     let series = series(page, id);
     series.iter().find(|one| one.0 == name).unwrap_or_else(|| panic!("no {name} in {series:?}")).2
@@ -121,7 +121,7 @@ fn a_truncated_recording_is_drawn_and_marked() {
     assert!(fs::read_to_string(&output).unwrap().contains("A part is missing: "));
     let few = page(&recorded_pools(dir.path(), "few.gz", &[("x", 5)]));
     assert!(few.contains("too short for a diagnosis: at least 20 requests and 0.1 s are needed"), "{few}");
-    // In its first bytes there is nothing to draw.
+    // The first 12 bytes contain nothing to draw.
     fs::write(&path, &bytes[..12]).unwrap();
     report(&path, &dir.path().join("report.html")).exits(1).check_stderr("trace: nothing to draw: ");
 }

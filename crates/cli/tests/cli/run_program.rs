@@ -17,7 +17,7 @@ fn run(arguments: &[&str]) -> Command {
     command
 }
 
-/// Any shared library: the C library that this test has loaded already.
+/// Returns the path of a shared library: the C library that this test has loaded.
 fn library() -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("/libc.so.6")).expect("a C library");
@@ -84,7 +84,7 @@ fn wrong_settings_and_a_missing_library_start_nothing() {
 fn a_program_that_preloads_nothing_runs_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let ran = finish(&mut run(&["--", &script(&folder, "#!/bin/sh\necho ran\n", 0o4755)]));
-    assert_eq!((ran.code(), ran.stdout.as_str()), (0, "ran\n"), "a script has no other user");
+    assert_eq!((ran.code(), ran.stdout.as_str()), (0, "ran\n"), "set-user-ID has no effect on a script");
     let source = written(folder.path(), "static.c", "int main(void) { return 5; }\n");
     let program = folder.path().join("static");
     let compiled = Command::new("cc").arg("-static").arg(source).arg("-o").arg(&program).output();

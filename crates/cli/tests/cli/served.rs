@@ -62,7 +62,7 @@ fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
     assert!(ran.stdout.contains(&owner), "{}", ran.stdout);
     let checked =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    // Where promtool is not installed, the text is checked in pinpool-metrics alone.
+    // Without promtool, only the tests of pinpool-metrics check the text.
     let Ok(mut checked) = checked else { return };
     checked.stdin.take().unwrap().write_all(ran.stdout.as_bytes()).unwrap();
     let checked = checked.wait_with_output().unwrap();
@@ -85,7 +85,7 @@ fn the_metrics_are_served_until_the_command_is_stopped() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    // One that sends nothing keeps no other waiting, and many delay them until they have gone.
+    // A silent client does not delay other clients, but many silent clients delay them until they disconnect.
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     until("all descriptors are used", || Path::new(&format!("/proc/{}/fd/23", server.id())).exists());
     let _silent = silent.into_iter().next();
@@ -106,7 +106,7 @@ fn top_of_all_processes_is_one_table() {
     let ran = finish(&mut on_host(dir.path(), &["top", "--all"]));
     assert!(ran.code() == 0 && ran.stdout.contains("no process serves a pool"), "{}", ran.stdout);
     let (_pool, _held) = served(dir.path());
-    // What a process left behind that was killed.
+    // The socket of a process that was killed.
     fs::write(dir.path().join("pinpool-4194305.sock"), "").unwrap();
     let ran = finish(&mut on_host(dir.path(), &["top", "--all"])).exits(0);
     let lines: Vec<_> = ran.stdout.lines().collect();
@@ -147,7 +147,7 @@ fn a_process_that_ends_is_drawn_up_to_its_end() {
 /// The commands that read from a process.
 const READING: [&[&str]; 4] = [&["metrics"], &["why"], &["top"], &["report", "-o", "/nonexistent/page.html"]];
 
-/// Each prints one line with these words about `target`, and nothing else.
+/// Checks that each of these commands fails for `target` and prints only one line, with these words.
 fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {
     for args in READING {
         let mut command = pinpool(args);
@@ -163,7 +163,7 @@ fn all_refuse(target: &str, words: &str, set: impl Fn(&mut Command)) {
 fn a_process_that_serves_nothing_is_named() {
     let serves = "start it with PINPOOL_SOCKET=1";
     all_refuse("4194305", serves, |_| ());
-    // It runs, and has no pool.
+    // This process runs but has no pool.
     all_refuse(&std::os::unix::process::parent_id().to_string(), serves, |_| ());
     let (dir, dead) = scratch("s");
     drop(UnixListener::bind(&dead).unwrap());
@@ -190,7 +190,7 @@ fn a_process_that_serves_nothing_is_named() {
 fn a_socket_of_another_user_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let (_pool, _held) = served(dir.path());
-    // Only root can be another user.
+    // Only root can run a command as another user.
     if dir.path().metadata().unwrap().uid() == 0 {
         let socket = dir.path().join(format!("pinpool-{}.sock", std::process::id()));
         all_refuse(socket.to_str().unwrap(), "it belongs to another user; run this command as that user", |command| {

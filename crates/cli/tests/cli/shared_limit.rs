@@ -23,7 +23,7 @@ fn shared_limits_are_shown_with_members_or_read_errors() {
     assert_eq!((&limit["max_bytes"], &limit["held_bytes"]), (&Value::from(8 << 20), &Value::from(2 << 20)));
     let owner = &limit["owners"][0];
     assert_eq!((&owner["pool"], &owner["pid"]), (&Value::from("loader"), &Value::from(std::process::id())));
-    // One that cannot be read hides no other.
+    // An unreadable shared limit does not hide this one.
     let prefix = format!("pinpool-limit.{}.", std::fs::metadata("/proc/self").unwrap().uid());
     let bad = tempfile::Builder::new().prefix(&format!("{prefix}0-bad-")).tempfile_in("/dev/shm").unwrap();
     std::fs::write(&bad, "something else").unwrap();

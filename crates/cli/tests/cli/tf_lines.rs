@@ -11,7 +11,7 @@ pub(crate) const AFTER: &str = "PoolAllocator: After 63521 get requests, put_cou
                                 eviction_rate=0.0157428 and unsatisfied allocation rate=0.0173171";
 pub(crate) const RAISE: &str = "Raising pool_size_limit_ from 100 to 110";
 
-/// What a check of a pool prints, with these counts and rates.
+/// Returns what a check prints for these counts and rates.
 pub(crate) fn after(get: &str, put: &str, evicted: &str, eviction_rate: &str, rate: &str) -> String {
     format!(
         "PoolAllocator: After {get} get requests, put_count={put} evicted_count={evicted} eviction_rate={eviction_rate} and \

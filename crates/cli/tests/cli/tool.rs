@@ -51,7 +51,7 @@ pub(crate) fn recorded_pools(dir: &Path, name: &str, pools: &[(&'static str, usi
     path
 }
 
-/// A number of the statistics of the pool in the JSON of a load.
+/// Returns a number from the pool statistics in the JSON of a load.
 fn of_pool(printed: &Value, at: &str) -> u64 {
     printed["stats"].pointer(at).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {at} in {printed}"))
 }
@@ -120,7 +120,7 @@ fn unreadable_files_are_named_counted_and_skipped() {
     let locked = dir.path().join("locked");
     fs::write(&locked, b"secret").unwrap();
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
-    // Root may read it.
+    // Root can read the file.
     let readable = File::open(&locked).is_ok();
     if !readable {
         failing.push("locked: Permission denied".to_string());
@@ -134,9 +134,7 @@ fn unreadable_files_are_named_counted_and_skipped() {
         failing.push(format!("short: truncated: {} of the {} bytes planned", text.len(), meta.len()));
     }
     let ran = load(&dir, &[]).exits(1);
-    for words in &failing {
-        ran.check_stderr(words);
-    }
+    failing.iter().for_each(|words| ran.check_stderr(words));
     let printed = ran.figures();
     assert_eq!(printed["failed_files"], failing.len());
     assert_eq!(printed["files"], 200 + usize::from(readable));
@@ -340,7 +338,7 @@ fn wrong_arguments_are_refused_with_the_usage_status() {
 #[test]
 fn a_closed_stderr_is_no_failure() {
     let dir = tree();
-    // It cannot be reported.
+    // Without stderr, the missing path cannot be reported.
     let mut command = pinpool(&["load", "--json", "/nowhere"]);
     let mut child = command.arg(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::tool::{ended, finish, pinpool, scratch, signal, until};
 
-/// The error of `top --json` if the server calls `serve` with its first connection.
+/// Returns the error of `top --json` if `serve` handles its connection.
 fn top_of(serve: impl FnOnce(UnixStream) + Send) -> String {
     let (_dir, path) = scratch("s");
     let listener = UnixListener::bind(&path).unwrap();
@@ -45,7 +45,7 @@ fn a_server_that_accepts_nothing_ends_top() {
     let listener = UnixListener::bind(&path).unwrap();
     // SAFETY: the descriptor is open.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
-    // The next one waits until this one is accepted.
+    // This connection fills the queue, so the connection of `top` waits.
     let _waiting = UnixStream::connect(&path).unwrap();
     finish(pinpool(&["top", "--json"]).arg(&path)).exits(1).check_stderr("has sent no whole line for 5 s");
 }
@@ -73,7 +73,7 @@ fn no_socket_stays_behind_when_a_command_ends() {
         finish(&mut command(args));
         assert_eq!(names(dir.path()), [""; 0], "{args:?}");
     }
-    // Ctrl-C.
+    // A command that is ended by Ctrl-C removes its socket too.
     let load =
         command(&["load", "--synthetic", "4", "--idle", "600", "--quiet"]).stdout(Stdio::null()).spawn().unwrap();
     until("the socket is there", || names(dir.path()) == [format!("pinpool-{}.sock", load.id())]);

@@ -28,7 +28,7 @@ fn converted(trace: &Path) -> PathBuf {
     out
 }
 
-/// Recordings with pin calls, truncated recordings with buffers out, and traces without pin calls.
+/// Creates recordings of the backends `mlock` and `heap`, and truncated recordings with buffers in use.
 fn traces(dir: &Path) -> Vec<PathBuf> {
     let record =
         |name: &str, set: &str| recorded_load(dir, name, &["--synthetic", "60", "--batch-files", "4", "--set", set]);
@@ -37,7 +37,7 @@ fn traces(dir: &Path) -> Vec<PathBuf> {
         record("heap.trace", "POOL_SIZE_LIMIT=2,BACKEND=heap"),
     ];
     let whole = fs::read(&paths[0]).unwrap();
-    // Cut off at many places: buffers are in use and in flight at the end.
+    // In truncated recordings, buffers are in use or in flight at the end.
     for part in 1..8 {
         let cut = dir.join(format!("cut{part}.trace"));
         fs::write(&cut, &whole[..whole.len() * part / 8]).unwrap();

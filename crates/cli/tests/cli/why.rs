@@ -62,7 +62,7 @@ fn the_last_diagnosis_of_each_pool_in_a_log_counts_and_alarms_come_first() {
     assert_eq!(lines[1..], ["  to do: raise PINPOOL_MAX_BYTES to 6.2GiB", "2 healthy: a, pool 2"]);
     let all = on("why", &path, &["--all"]).stdout;
     assert!(all.ends_with("a: healthy: 9 of 9\npool 2: healthy: 5 of 5\n"), "{all}");
-    // An unpinned pool is an alarm next to a pinned one.
+    // An unpinned pool is an alarm if another pool is pinned.
     let unpinned = "INFO pool[c] diagnosis: not_pinned: copies use pageable memory\n";
     for (created, code) in [("", 0), ("INFO pool[a] created: backend=mlock pinned=kernel max=1.0GiB\n", 1)] {
         fs::write(&path, format!("{created}{unpinned}")).unwrap();
@@ -118,7 +118,7 @@ fn a_clock_that_jumps_during_a_log_changes_only_the_printed_times() {
     };
     let steady = all(["10:00:01.5", "10:00:02.5", "10:00:03.5", "10:00:04.5", "10:00:05.5"]);
     assert!(steady.1.starts_with("pool_full: 300 of 1000"), "{}", steady.1);
-    // An hour back, then three hours forward.
+    // The clock jumps back an hour, then forward three hours.
     assert_eq!(all(["10:00:01.5", "09:00:02.5", "09:00:03.5", "12:00:04.5", "12:00:05.5"]), steady);
 }
 
@@ -133,7 +133,7 @@ fn a_target_without_diagnosis_is_refused_with_the_reason() {
     ran.check_stderr(
         "too short for a diagnosis: at least 20 requests and 0.1 s are needed; the recording is truncated",
     );
-    // No process has this number.
+    // No process has this ID.
     let ran = on("why", "4194305", &[]).exits(1);
     ran.check_stderr("no process serves its statistics there; start it with PINPOOL_SOCKET=1");
     on("why", dir.path().join("nothing"), &[]).exits(1).check_stderr("nothing: ");

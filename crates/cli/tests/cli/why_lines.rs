@@ -21,7 +21,7 @@ impl Row {
         self.numbers[at].parse().ok()
     }
 
-    /// Limits and counts that fit these numbers, computed from the definition.
+    /// Returns the limits and allocation counts that fit these numbers, computed from the definition.
     fn fits(&self) -> Vec<(u64, u64)> {
         let Some(get) = self.number(0) else { return Vec::new() };
         let (put, evicted) = (self.number(1).unwrap(), self.number(2).unwrap());
@@ -43,7 +43,7 @@ impl Row {
     }
 }
 
-/// The rows of each run as a separate file.
+/// Writes the rows of each run to a separate file.
 fn write_runs(dir: &Path, rows: &[Row], text: impl Fn(&[&Row]) -> Vec<u8>) -> Vec<PathBuf> {
     let mut runs: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     rows.iter().for_each(|row| runs.entry(&row.run).or_default().push(row));
@@ -65,7 +65,7 @@ fn limits(messages: &[Value]) -> Vec<Option<u64>> {
 
 const LATER: &str = "PoolAllocator: After 71532 get requests, put_count=71532 evicted_count=1000 eviction_rate=0.0139798 and \
                      unsatisfied allocation rate=0.0143013";
-/// Writes a row as a version or kind of log does; the second line number is used for raises.
+/// Formats a row as one version or kind of log does. In `source_line`, the second number is the source line of raises.
 type Format = fn(&Row) -> String;
 
 fn source_line(row: &Row, lines: (u32, u32)) -> u32 {
@@ -104,7 +104,7 @@ fn every_public_line_is_recognized_in_every_format_and_its_limit_is_right() {
     for (at, (name, format)) in FORMATS.into_iter().enumerate() {
         let dir = TempDir::new().unwrap();
         let text = |rows: &[&Row]| rows.iter().map(|row| format(row)).collect::<String>().into_bytes();
-        // What is around a message does not change its numbers, so all of them have one format.
+        // Surrounding text does not change the numbers, so only the first format is tested with all rows.
         let (rows, expected) = if at == 0 { (&all, (64, 1760)) } else { (&some, SOME) };
         let ran = inspect(&write_runs(dir.path(), rows, text), &["--json"]);
         assert_eq!(ran.code(), 0, "{name}: {}", ran.stderr);
@@ -131,8 +131,8 @@ fn utf_16_is_read_as_powershell_writes_it() {
     assert_eq!(check("UTF-16", &rows, &inspect(&write_runs(dir.path(), &rows, text), &["--json"])), SOME);
 }
 
-/// Compares all messages with the rows. Returns how many runs there are, and how many messages have a limit that follows from their
-/// numbers.
+/// Compares all messages with the rows. Returns the number of runs, and the number of messages with a limit that follows from
+/// their numbers.
 fn check(name: &str, rows: &[Row], ran: &Ran) -> (usize, usize) {
     let (messages, summaries) = objects(ran);
     assert_eq!(messages.len(), rows.len(), "{name}");
@@ -167,7 +167,7 @@ fn raises_that_were_not_printed_are_counted() {
         inspected(format!("{AFTER}\n{RAISE}\n{LATER}\nRaising pool_size_limit_ from 256 to 281\n"));
     assert_eq!(limits(&messages), [Some(100), Some(100), Some(256), Some(256)]);
     let silent: Vec<_> = messages.iter().map(|message| message["silent_raises"].as_u64().unwrap()).collect();
-    // 110, 121, 133, 146, 160, 176, 193, 212, 233: from each of these.
+    // The unprinted raises are from 110, 121, 133, 146, 160, 176, 193, 212 and 233.
     assert_eq!(silent, [0, 0, 9, 0]);
     assert_eq!((summary["raises_printed"].as_u64(), summary["raises_silent"].as_u64()), (Some(2), Some(9)));
     assert_eq!(summary["limit"], 281);
@@ -175,13 +175,13 @@ fn raises_that_were_not_printed_are_counted() {
 
 #[test]
 fn a_limit_that_the_figures_leave_open_comes_from_the_lines_around() {
-    // Fits 100 and 1158.
+    // The numbers fit the limits 100 and 1158.
     let open = after("1648707130", "1648707127", "2741000", "0.00166251", "0.00166258");
     assert_eq!(limits(&inspected(&open).0), [None]);
     assert_eq!(inspected(&open).0[0]["allocated"], Value::Null);
     let raised = "Raising pool_size_limit_ from 1158 to 1273";
     assert_eq!(limits(&inspected(format!("{open}\n{raised}")).0), [Some(1158), Some(1158)]);
-    // An earlier message of the same pool comes first: the counters continue.
+    // An earlier message also decides, because the counters continue in the same pool.
     let before = after("1000000", "999997", "2000", "0.00200001", "0.002108");
     assert_eq!(limits(&inspected(format!("{before}\n{open}")).0), [Some(1158), Some(1158)]);
 }
@@ -197,20 +197,20 @@ fn pools_with_another_start_have_the_limits_of_their_raises() {
 
 #[test]
 fn lines_that_were_cut_wrapped_or_run_together_lose_no_other() {
-    // Another process wrote in the middle.
+    // Another process wrote into the middle of a message.
     let (cut, whole) = (&AFTER[..50], AFTER);
     let (messages, summary) = inspected(format!("{cut}I x:247] {whole}\n{RAISE}{RAISE}\nRaising pool_size_limit_ fr"));
     assert_eq!((messages.len(), summary["cut"].as_u64()), (3, Some(2)));
-    // A book, or a terminal of 80 columns; between words or within one.
+    // Lines wrapped as in a book or an 80-column terminal, between words or within a word.
     for at in [40, 57, 90, 110] {
         let (messages, summary) = inspected(format!("a\n{}\n{}\n{RAISE}", &AFTER[..at], &AFTER[at..]));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (2, Some(0)), "{at}");
         assert_eq!((messages[0]["line"].as_u64(), messages[0]["get"].as_u64()), (Some(2), Some(63_521)), "{at}");
     }
-    // A number that no counter holds.
+    // A number that is too large for a counter.
     let (messages, summary) = inspected(format!("{}\n{RAISE}", AFTER.replace("63521", "99999999999999999999999")));
     assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)));
-    // Bytes that are no text.
+    // Bytes that are not text.
     let (messages, _) = inspected([b"\xf0\n\0\x80\n\n".as_slice(), AFTER.as_bytes()].concat());
     assert_eq!((messages.len(), messages[0]["line"].as_u64()), (1, Some(4)));
 }
@@ -231,7 +231,7 @@ fn a_log_without_such_lines_says_so() {
         ran.check_stderr(words);
         ran.check_stderr(name);
     }
-    // The others are read all the same.
+    // A missing log does not prevent other logs from being read.
     let ran = inspect(&[path("missing"), path("good")], &["--json"]);
     assert_eq!((ran.code(), ran.stdout.lines().count()), (1, 2));
 }
@@ -243,7 +243,7 @@ fn gzip_and_stdin_are_read() {
     assert_eq!(objects(&inspect(std::slice::from_ref(&packed), &["--json"])).0.len(), 2);
     let ran = finish(pinpool(&["inspect", "--json", "-"]).stdin(Stdio::from(File::open(&packed).unwrap())));
     assert_eq!(objects(&ran).0.len(), 2);
-    // Cut in the middle.
+    // Truncated in the middle.
     let bytes = fs::read(&packed).unwrap();
     fs::write(&packed, &bytes[..bytes.len() / 2]).unwrap();
     inspect(&[packed], &[]).exits(1).check_stderr("log.gz");
@@ -254,7 +254,7 @@ fn the_diagnosis_distinguishes_settled_from_growing_pools() {
     let steady = after("5000000", "5000000", "1000", "0.0002", "0.0002022");
     assert_eq!(inspected(format!("{AFTER}\n{RAISE}\n{steady}")).1[TREND], "steady");
     assert_eq!(inspected(format!("{AFTER}\n{RAISE}\n{LATER}")).1[TREND], "warming up");
-    // 99 % of the gets miss, at every limit.
+    // At every limit, 99 % of the requests miss.
     let varied = |limit: u64, previous: u64| {
         let allocated = 1_000 + limit - previous;
         let get = allocated * 100 / 99;

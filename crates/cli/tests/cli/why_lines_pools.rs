@@ -1,4 +1,4 @@
-//! `pinpool why --lines`: the pool of a line if several have one limit, and damaged numbers.
+//! `pinpool why --lines`: the pool of a line if several pools have the same limit, and damaged numbers.
 
 use crate::tf_lines::inspected;
 
@@ -6,7 +6,7 @@ fn pools(text: &str) -> Vec<u64> {
     inspected(text).0.iter().map(|message| message["pool"].as_u64().unwrap()).collect()
 }
 
-/// What a check prints after as many returns as requests.
+/// Returns what a check prints after equal numbers of requests and returns.
 fn after(get: u64, evicted: u64, eviction_rate: &str, rate: &str) -> String {
     let get = get.to_string();
     crate::tf_lines::after(&get, &get, &evicted.to_string(), eviction_rate, rate) + "\n"
@@ -22,7 +22,7 @@ fn a_line_belongs_to_the_pool_with_the_nearest_counters() {
     assert_eq!(pools(&text), [1, 2, 1, 1]);
     let (_, summary) = inspected(&text);
     assert_eq!((summary["pools"][0]["limit"].as_u64(), summary["pools"][1]["limit"].as_u64()), (Some(110), Some(100)));
-    // The second continues as well.
+    // The second pool continues as well.
     let second_later = after(40_000, 2_000, "0.05", "0.0525");
     assert_eq!(pools(&format!("{first}{second}{second_later}{later}")), [1, 2, 2, 1]);
     // Two checks of one pool never have the same evictions.
@@ -37,7 +37,7 @@ fn a_raise_belongs_to_the_pool_of_the_preceding_check() {
     let raise = "Raising pool_size_limit_ from 100 to 110\n";
     assert_eq!(pools(&format!("{first}{second}{raise}")), [1, 2, 2]);
     assert_eq!(pools(&format!("{first}{second}{later}{raise}{raise}")), [1, 2, 1, 1, 2]);
-    // The check of the other pool, which raises nothing, came between the two.
+    // A check of the other pool, which raises nothing, comes between the second pool's check and its raise.
     let quiet = after(1_960_000, 2_000, "0.00102041", "0.00107143");
     assert_eq!(pools(&format!("{first}{second}{quiet}{raise}")), [1, 2, 1, 2]);
 }
@@ -60,7 +60,7 @@ fn damaged_figures_count_as_cut() {
         let (messages, summary) = inspected(format!("{good}{damaged}"));
         assert_eq!((messages.len(), summary["cut"].as_u64()), (1, Some(1)), "{damaged}");
     }
-    // Other text directly behind the last figure, and the ends of sentences.
+    // Other text, or a full stop, directly after the last number.
     for whole in ["Raising pool_size_limit_ from 100 to 110.\n", "Raising pool_size_limit_ from 7 to 100I tensorflow\n"]
     {
         let (messages, summary) = inspected(format!("{good}{whole}"));

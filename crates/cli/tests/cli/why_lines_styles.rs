@@ -1,4 +1,4 @@
-//! `pinpool why --lines` on logs of launchers: ranks in one file; and short or compressed logs.
+//! `pinpool why --lines` on logs of launchers, with several ranks in one file, and on short or compressed logs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -68,7 +68,7 @@ fn merged(ranks: &[&Vec<String>], prefix: fn(usize, usize) -> String, random: &m
     }
 }
 
-/// The end limits of the pools of an origin.
+/// Returns the final limits of the pools of an origin.
 fn limits<'a>(summary: &'a Value, origin: Option<&str>) -> Vec<&'a Value> {
     let pools = summary["pools"].as_array().unwrap().iter();
     pools.filter(|pool| pool["origin"].as_str() == origin).map(|pool| &pool["limit"]).collect()
@@ -82,13 +82,13 @@ fn each_rank_has_its_own_limit_under_any_launcher_prefix() {
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     for (log, ranks) in (0..LOGS).flat_map(|log| [2, 4, 8].map(|ranks| (log, ranks))) {
         let (prefix, name) = LAUNCHERS[log % LAUNCHERS.len()];
-        // Ranks of one program have like printed: in each second log all are the same run.
+        // Ranks of one program may print the same lines, so in every second log all ranks have the same run.
         let first = random.random_range(0..runs.len());
         let chosen: Vec<_> =
             (0..ranks).map(|_| if log % 2 == 0 { random.random_range(0..runs.len()) } else { first }).collect();
         let found = summary(&merged(&chosen.iter().map(|&run| &runs[run]).collect::<Vec<_>>(), prefix, &mut random));
         for (rank, &run) in chosen.iter().enumerate() {
-            // A run may be of several pools, or starts.
+            // A run may contain several pools, or several starts of a program.
             let expected = limits(&alone[run], None);
             assert_eq!(limits(&found, Some(&name(rank))), expected, "log {log} of {ranks} ranks: {}", name(rank));
         }
@@ -98,7 +98,7 @@ fn each_rank_has_its_own_limit_under_any_launcher_prefix() {
 
 #[test]
 fn few_requests_decide_nothing_and_the_first_matching_sentence_counts() {
-    // A program that drains its queues: the limit is no more steady than before.
+    // A program that drains its queues does not make the limit steady.
     let busy = after("2702", "2702", "1000", "0.370096", "0.407106");
     let drained = summary(&format!("{busy}\n{RAISE}\n{}", after("0", "1000", "1000", "1", "-nan")));
     assert_eq!(drained[TREND], "warming up", "{drained}");

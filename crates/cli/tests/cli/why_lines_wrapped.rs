@@ -33,7 +33,7 @@ fn all_inspected(texts: &[String]) -> Vec<(Vec<Value>, Value)> {
         fs::write(&path, text).unwrap();
         path
     };
-    // Two logs at least, so that each object names its log.
+    // At least two logs, so that each object names its log.
     let ran = finish(pinpool(&["inspect", "--json"]).args(texts.iter().enumerate().map(path)));
     let (mut found, mut messages) = (Vec::new(), Vec::new());
     for object in ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
@@ -47,7 +47,7 @@ fn all_inspected(texts: &[String]) -> Vec<(Vec<Value>, Value)> {
     found
 }
 
-/// The facts of a log, which do not depend on the wrapping of its lines.
+/// Returns the facts of a log, which do not depend on the wrapping of its lines.
 fn facts((messages, summary): &(Vec<Value>, Value)) -> (Vec<[Value; 9]>, [Value; 4]) {
     let keys = ["kind", "get", "put", "evicted", "eviction_rate", "unsatisfied_rate", "from", "to", "limit"];
     let messages = messages.iter().map(|message| keys.map(|key| message[key].clone())).collect();
@@ -55,7 +55,7 @@ fn facts((messages, summary): &(Vec<Value>, Value)) -> (Vec<[Value; 9]>, [Value;
     (messages, [summary[TREND].clone(), summary["limit"].clone(), summary["cut"].clone(), pools.into()])
 }
 
-/// Each style has the facts of the plain log.
+/// Checks that each style has the facts of the plain log.
 fn check(styles: Vec<(String, String)>) {
     let (names, mut texts): (Vec<_>, Vec<_>) = styles.into_iter().unzip();
     texts.push(LOG.to_owned());
@@ -91,7 +91,7 @@ fn words(line: &str, width: usize) -> Vec<String> {
 type Wrap = fn(&str, usize) -> Vec<String>;
 const WRAPS: [(&str, Wrap); 2] = [("hard", hard), ("words", words)];
 
-/// The text before and after each line, from its number.
+/// A name, the text before each line, computed from its number, and the text after it.
 type Frame = (&'static str, fn(usize) -> String, &'static str);
 const FRAMES: [Frame; 16] = [
     ("none", |_| String::new(), ""),
@@ -135,7 +135,7 @@ fn log_collector_prefixes_around_wrapped_lines_are_ignored() {
             let parts = LOG.lines().flat_map(|line| wrap(line, width)).enumerate();
             let lines: Vec<_> = parts.map(|(n, part)| format!("{}{part}{behind}\n", before(n))).collect();
             styles.push((format!("{frame}, {name} at {width}"), lines.concat()));
-            // Before the first part alone: the collector's lines were wrapped.
+            // If the collector's own lines were wrapped, only the first part has the prefix.
             let lines = LOG.lines().enumerate().flat_map(|(n, line)| wrap(&format!("{}{line}", before(n)), width));
             styles.push((format!("{frame} before, {name} at {width}"), lines.collect::<Vec<_>>().join("\n")));
         }
@@ -170,7 +170,7 @@ fn escapes_of_mails_pages_and_recordings_change_nothing() {
         ("blanks that do not break", LOG.replace(' ', "\u{a0}")),
     ];
     check(styles.map(|(name, text)| (name.to_owned(), text)).to_vec());
-    // The sign of an exponent as a dash.
+    // The minus sign of an exponent may have become a dash.
     let line = after("60820202", "60820292", "2000", "3.28838e-05", "3.86056e-05");
     assert_eq!(facts(&inspected(line.replace("e-0", "e\u{2013}0"))), facts(&inspected(&line)));
 }
@@ -182,7 +182,7 @@ fn a_wrapped_message_has_the_line_and_the_time_of_its_prefix() {
     let (messages, summary) = inspected(text);
     assert_eq!((messages.len(), &summary["cut"], &messages[0]["line"]), (1, &1.into(), &2.into()));
     assert_eq!(messages[0]["time"], "2017-07-03 08:35:05.226305");
-    // A line before that is whole is none of its prefix.
+    // A complete message on the previous line is not part of the prefix.
     let (messages, summary) =
         inspected(format!("{AFTER}\nI x/pool_allocator.cc:259] Raising pool\n_size_limit_ from 100 to 110\n"));
     let lines: Vec<_> = messages.iter().map(|message| message["line"].as_u64()).collect();
@@ -199,7 +199,7 @@ fn a_message_that_was_cut_within_its_first_words_is_counted() {
             assert_eq!((messages.len(), &summary["cut"]), (2, &1.into()), "{cut}");
         }
     }
-    // Words of other texts are no messages.
+    // Single words of a message in other text are not messages.
     let (_, summary) = inspected(format!("{AFTER}\nSTEP\nR\nRaising\nRaising the bar\nPool\nPoolAllocator is new\n"));
     assert_eq!(summary["cut"], 0);
 }
@@ -215,7 +215,7 @@ fn a_rate_wrapped_at_a_line_end_is_joined_or_ignored() {
         assert_eq!(messages[0]["unsatisfied_rate"], 0.016_043_3, "{text}");
         assert_eq!(messages[0]["limit"], 493, "{text}");
     }
-    // As sure as the whole rate, and cut.
+    // The first part of the rate, 0.30, is as plausible as the whole rate.
     assert_eq!(inspected(after("8980", "12319", "6000", "0.487053", "0.30\n9131\n")).0[0]["limit"], 1273);
     let lost = after("", "2530", "2000", "0.790514", "0");
     let texts: Vec<_> = (10..lost.len()).map(|at| format!("{}\n{}\n", &lost[..at], &lost[at..])).collect();
@@ -224,7 +224,7 @@ fn a_rate_wrapped_at_a_line_end_is_joined_or_ignored() {
         let (messages, summary) = inspected(format!("{LATER}{cut}\nEpoch 1/3\n{raise}"));
         assert_eq!((messages.len(), &summary["cut"], &summary[TREND]), (1, &1.into(), &"unknown".into()), "{cut}");
     }
-    // Before text that follows at once it is whole, and the counters or the raise say that more was allocated.
+    // If other text follows on the same line, the rate 0 is complete. It contradicts the counters, so the check is ignored.
     let (_, summary) = inspected(format!("{LATER}0 I x:247] Epoch 1/3\n"));
     assert_eq!(summary[TREND], "too short to tell");
     for width in 89..230 {
@@ -251,7 +251,7 @@ fn numbers_of_records_and_threads_are_no_processes() {
         frame("a thread", &|n| format!("2026-04-22 21:34:20,123 [{}] INFO train - ", n * 7 % 5)),
         frame("a number", &|n| format!("{n}: ")),
     ]);
-    // Checks alone.
+    // Only checks, without raises.
     let checks = |before: &dyn Fn(usize) -> String| -> String {
         let lines = LOG.lines().filter(|line| line.contains("After")).enumerate();
         lines.map(|(n, line)| format!("{}{line}\n", before(n))).collect()

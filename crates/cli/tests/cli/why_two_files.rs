@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::tool::{heap, on, recorded_pools};
 
-/// A recording of requests; if `is_slow`, each makes a pin call.
+/// Records requests. If `is_slow`, each request makes a pin call.
 fn recorded(path: PathBuf, is_slow: bool) -> PathBuf {
     let builder = heap().name("train").trace(path.clone()).wait(Duration::ZERO);
     let builder =
@@ -29,7 +29,7 @@ fn the_slower_pool_is_shown_with_the_changed_setting() {
     assert!(text.contains("\ntrain\n") && text.contains("PINPOOL_PRESET"), "{text}");
     let same = diff(&fast, &[]);
     assert!(same.code() == 0 && same.stdout.starts_with("no change: "), "{}", same.stdout);
-    // What is unknown is no share of 0.
+    // An unknown share of lost time does not count as 0.
     let few = recorded_pools(dir.path(), "few.gz", &[("train", 1)]);
     for pair in [[&fast, &few], [&few, &fast], [&few, &few]] {
         on("why", pair[0], &[pair[1].to_str().unwrap()]).refuses(1).check_stderr("too few requests to compare: ");

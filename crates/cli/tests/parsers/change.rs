@@ -1,9 +1,9 @@
-//! Seeds changed at random, the same each time.
+//! Random changes to seeds, the same in every run.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Numbers at which arithmetic ends, and words that parsers look for.
+/// Numbers at the limits of arithmetic, and words that parsers search for.
 const TOKENS: [&[u8]; 20] = [
     b"0",
     b"-1",

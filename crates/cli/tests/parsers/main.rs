@@ -1,17 +1,18 @@
-//! Every parser under the seeds of the fuzz targets and under changed seeds: the properties hold, no thread allocates more
-//! than a bound, and each input ends.
+//! Runs every parser on the seeds of the fuzz targets and on changed seeds. The properties must hold, no thread may allocate
+//! more than a bound, and the parser must end for each input.
 //!
-//! | file | holds |
+//! | file | contents |
 //! | --- | --- |
-//! | `properties` | what must hold of each parser, whatever the bytes |
-//! | `change` | seeds changed at random, the same each time |
+//! | `properties` | what must hold for each parser and any bytes |
+//! | `change` | random changes to seeds, the same in every run |
 //! | `allocated` | the most bytes that a thread had allocated at one time |
 //!
-//! The fuzz targets in `fuzz` look for inputs without an end; `.ci/fuzz` runs them. An input that they find becomes a seed, so
-//! that it is tried here from then on. `FUZZ_RUNS` sets how many changed seeds each parser gets.
+//! The fuzz targets in `fuzz` search for failing inputs for as long as they run; `.ci/fuzz` runs them. An input that they find
+//! becomes a seed, so that this test tries it too. `FUZZ_RUNS` sets the number of changed seeds for each parser.
 
 #![allow(clippy::print_stderr)] // Names the input that fails.
 
+#[path = "../../../../tests/common/heap_use.rs"]
 mod allocated;
 mod change;
 mod properties;
@@ -28,7 +29,7 @@ pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const DEFAULT_RUNS: u32 = 400;
 /// Largest input.
 const MOST_BYTES: usize = 4096;
-/// A parser of an input of [`MOST_BYTES`] needs less; the compressed traces of a seed take most.
+/// No parser needs more for an input of [`MOST_BYTES`]. Compressed traces need most.
 const MOST_ALLOCATED_BYTES: usize = 64 << 20;
 
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {

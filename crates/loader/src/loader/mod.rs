@@ -33,8 +33,8 @@ impl Loader {
         Self { pool: pool.clone(), catalog: catalog.clone(), options, start: Default::default(), stop: StopFlag::new() }
     }
 
-    /// Ends a run early when `stop` is raised.
-    pub fn stop_on(mut self, stop: &StopFlag) -> Self {
+    /// Sets the flag that ends a run early when it is raised.
+    pub fn stop_flag(mut self, stop: &StopFlag) -> Self {
         self.stop = stop.clone();
         self
     }
@@ -48,10 +48,10 @@ impl Loader {
         let stops_now = self.options.stop_at_failure && !listing_failures.is_empty();
         let listing_failures = if stops_now { &listing_failures[..1] } else { listing_failures };
         listing_failures.iter().for_each(|failure| observer.on_failure(failure));
-        let stopped = stops_now.then_some(LoadOutcome::StoppedAtFailure);
-        let mut summary = match stopped.map_or_else(|| ReaderThreads::start(self).map_err(LoadOutcome::Failed), Err) {
-            Ok(threads) => Transfer::new(self, threads, destination, observer).run(),
-            Err(outcome) => LoadSummary { outcome, ..LoadSummary::default() },
+        let mut summary = match (!stops_now).then(|| ReaderThreads::start(self)) {
+            None => LoadSummary { outcome: LoadOutcome::StoppedAtFailure, ..LoadSummary::default() },
+            Some(Ok(threads)) => Transfer::new(self, threads, destination, observer).run(),
+            Some(Err(error)) => LoadSummary { outcome: LoadOutcome::Failed(error), ..LoadSummary::default() },
         };
         // Returns the buffers of the last copies to the pool; there may be no later request that does so.
         self.pool.maintain();
@@ -99,7 +99,7 @@ impl Loader {
     }
 
     /// Returns the number of batches of an epoch. Recomputes it from all samples on each call. The number differs between
-    /// epochs only if they are shuffled and, in addition, batches are limited by bytes or a rank has compressed archives.
+    /// epochs only if they are shuffled and either `batch_bytes` limits the batches or a rank has compressed archives.
     pub fn batches_in_epoch(&self, epoch: u64) -> u64 {
         BatchPlan::count(&self.catalog, &self.options, epoch)
     }

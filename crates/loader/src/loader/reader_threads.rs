@@ -60,7 +60,7 @@ struct BatchCounts {
     sent: u64,
     completed: u64,
     is_closed: bool,
-    /// Whether the consumer does something else than wait for the next batch. It may then return the buffer of an earlier batch.
+    /// Whether the consumer is not waiting for the next batch. It may then return the buffer of an earlier batch.
     is_consumer_busy: bool,
 }
 
@@ -91,7 +91,7 @@ impl ReadAhead {
         self.update(|counts| counts.is_closed = true);
     }
 
-    /// Sets whether the consumer does something else than wait for the next batch. Initially, it counts as waiting.
+    /// Sets whether the consumer is doing something other than waiting for the next batch. Initially, it counts as waiting.
     fn set_consumer_busy(&self, is_busy: bool) {
         self.update(|counts| counts.is_consumer_busy = is_busy);
     }
@@ -284,7 +284,7 @@ impl ReaderThreads {
         self.filled = None;
         self.early.clear();
         for thread in self.threads.drain(..) {
-            // A panic is passed on where its batch is missing, in `next`.
+            // `next` propagates the panic of a thread when it misses the thread's batch.
             let _ = thread.join();
         }
     }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! - **read-I1**: the parts read are contiguous from the start of the buffer, in the planned order.
-//! - **read-I2**: a changed length of a file since it was listed is a failure. Other changes are not detected.
+//! - **read-I2**: a sample that its file no longer contains is a failure, as is a file of one sample that has grown since it
+//!   was listed. Other changes are not detected.
 //! - **decode-I1**: row `i` of each array belongs to part `i` of the batch. A failed sample leaves no row.
 
 use std::fs::File;
@@ -322,7 +323,7 @@ struct ReadProgress<'a> {
 }
 
 impl ReadProgress<'_> {
-    /// Fills `into` by calls of `read`, which takes a chunk and its offset and returns the number of bytes read.
+    /// Fills `into` by calling `read`, which takes a chunk and its offset and returns the number of bytes read.
     fn read(
         &mut self,
         into: &mut [u8],

@@ -110,8 +110,8 @@ fn a_load_resumed_after_any_batch_yields_the_rest() {
         let state = uninterrupted.state();
         assert_eq!(state.index_overall, taken as u64);
         let mut resumed = loader.clone().resume_at(state).unwrap().batches().unwrap();
-        assert_eq!(resumed.state(), state, "the state before the first batch is the initial one");
-        assert_eq!(contents(resumed.by_ref()), whole[taken..], "behind {state:?}");
+        assert_eq!(resumed.state(), state, "before its first batch, a load has its initial state");
+        assert_eq!(contents(resumed.by_ref()), whole[taken..], "after {state:?}");
         assert_eq!(resumed.state().index_overall, whole.len() as u64);
         assert_eq!(uninterrupted.next().is_some(), taken < whole.len());
     }
@@ -178,7 +178,7 @@ fn no_more_buffers_than_prefetch_are_read_ahead() {
     until("ten are taken and four read ahead", || pool.stats().memory.in_use == 14);
     drop(held);
     assert_eq!(reader.count(), 90);
-    // All buffers have one class, so allocations count the buffers at once.
+    // All buffers have one class, so there are no more pin calls than buffers in use at once.
     let stats = pool.stats();
     assert!(stats.memory.pin.count <= 14, "{stats:?}");
     assert!(all_back(&pool));
@@ -207,7 +207,7 @@ fn a_consumer_that_holds_the_whole_limit_gets_a_failure_and_continues() {
     for timeout in [Duration::MAX, Duration::from_millis(10)] {
         let mut reader = reader(&impatient_pool(), &catalog, options(|_| ()));
         let held = reader.next().unwrap();
-        // Busy for longer than an attempt, which therefore ends meanwhile.
+        // The consumer is busy for longer than an attempt waits, so the attempt ends meanwhile.
         let busy = |_| std::thread::sleep(Duration::from_millis(200));
         let failed = (0..100).find_map(|_| reader.next_timeout(timeout).map_err(busy).ok()).flatten().unwrap();
         assert_eq!((failed.index_overall, failed.parts.len(), failed.buffer.len()), (1, 0, 0));
@@ -238,19 +238,19 @@ fn a_reader_ends_soon_while_a_thread_waits_long_for_memory() {
 fn a_stop_ends_the_reader_from_any_thread() {
     let catalog = Catalog::synthetic(100_000, 5);
     let (pool, stop) = (pool(1 << 30), StopFlag::new());
-    let mut reader = Loader::new(&pool, &catalog, options(one_by_one)).stop_on(&stop).batches().unwrap();
+    let mut reader = Loader::new(&pool, &catalog, options(one_by_one)).stop_flag(&stop).batches().unwrap();
     reader.next().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| stop.raise());
         assert!(reader.by_ref().count() < 100_000);
     });
-    assert!(all_back(&pool), "what was read ahead is back before the reader is dropped");
+    assert!(all_back(&pool), "batches read ahead return before the reader is dropped");
 
     let mut stopped = Loader::new(&pool, &catalog, options(one_by_one)).batches().unwrap();
     stopped.next().unwrap();
     stopped.stop();
     assert!(stopped.next().is_none() && all_back(&pool));
-    assert_eq!(stopped.state().index_overall, 1, "the state stays behind the last batch that was handed out");
+    assert_eq!(stopped.state().index_overall, 1, "the state is after the last returned batch");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn what_cannot_be_read_is_named_with_its_batch_in_every_epoch() {
         let rest: Vec<_> = (first..first + 4).filter(|sample| *sample != gone).collect();
         assert_eq!(batch.parts.iter().map(|part| part.sample).collect::<Vec<_>>(), rest);
         let bytes: Vec<u8> = rest.iter().flat_map(|sample| [u8::try_from(*sample).unwrap(); 100]).collect();
-        assert_eq!(*batch.buffer.wait_slice().unwrap(), bytes, "without a gap");
+        assert_eq!(*batch.buffer.wait_slice().unwrap(), bytes, "failed samples leave no gap");
     }
 }
 
@@ -297,7 +297,7 @@ fn nothing_to_load_is_no_batch() {
     let one = Catalog::synthetic(1, 0);
     assert_eq!(reader(&pool, &one, options(|o| o.epochs = 0)).count(), 0);
     let second = options(|o| (o.rank, o.epochs) = (Rank::new(1, 2), u64::MAX));
-    assert_eq!(reader(&pool, &one, second).count(), 0, "more shards than samples");
+    assert_eq!(reader(&pool, &one, second).count(), 0, "more ranks than samples");
 }
 
 #[test]

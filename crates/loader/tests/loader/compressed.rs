@@ -22,7 +22,7 @@ fn compress(name: &str, data: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The bytes of sample `number` of shard `shard`, of two members.
+/// Returns the bytes of both members of sample `number` in shard `shard`.
 fn sample(shard: usize, number: usize) -> Vec<u8> {
     let first = u8::try_from(shard * 16 + number).unwrap();
     (0..50 + 97 * number).map(|at| first.wrapping_add(u8::try_from(at % 7).unwrap())).collect()
@@ -38,7 +38,7 @@ fn shard(shard: usize, samples: usize) -> Vec<u8> {
     tar_file(&members.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect::<Vec<_>>())
 }
 
-/// Shards of these numbers of samples, compressed alternately by gzip and Zstandard.
+/// Creates a shard for each of these numbers of samples, with gzip and Zstandard alternately.
 fn shards(samples: &[usize]) -> (TempDir, Vec<PathBuf>) {
     let dir = directory();
     for (number, &samples) in samples.iter().enumerate() {
@@ -53,7 +53,7 @@ fn shards(samples: &[usize]) -> (TempDir, Vec<PathBuf>) {
 
 type Named = Vec<(String, Vec<u8>)>;
 
-/// The parts of each batch, as name, first byte in the sample and bytes; all failures are named.
+/// Returns the name and the bytes of each part of each batch, and all failures.
 fn batches_of(pool: &Pool, catalog: &Catalog, options: LoadOptions) -> (Vec<Named>, Vec<String>) {
     let mut failures = Vec::new();
     let batches = Loader::new(pool, catalog, options).batches().unwrap().map(|batch| {
@@ -100,9 +100,7 @@ fn samples_of_compressed_archives_arrive_in_order() {
 fn a_compressed_plain_file_is_one_sample_and_long_ones_come_in_parts() {
     let dir = directory();
     let data: Vec<u8> = (0..100_000).map(|at| u8::try_from(at % 251).unwrap()).collect();
-    for name in ["a.bin.gz", "b.zst"] {
-        put(dir.path(), name, compress(name, &data));
-    }
+    ["a.bin.gz", "b.zst"].into_iter().for_each(|name| put(dir.path(), name, compress(name, &data)));
     put(dir.path(), "c.tar.gz", "as it is");
     let plain = listed(&[dir.path()], false);
     assert!(plain.files().iter().all(|file| file.compression.is_none()) && plain.failures().is_empty());
@@ -130,9 +128,9 @@ fn shuffled_shards_are_mixed_and_each_keeps_its_order() {
         batches
     };
     let batches = load(1, 2, 3);
-    assert_eq!(batches, load(1, 2, 1), "however many threads there are");
+    assert_eq!(batches, load(1, 2, 1), "the same batches with any number of threads");
     assert_ne!(batches[..75], load(2, 1, 3)[..]);
-    assert_ne!(batches[..75], batches[75..], "another order in each epoch");
+    assert_ne!(batches[..75], batches[75..], "a different order in each epoch");
     let epoch: Vec<_> = batches[..75].iter().flatten().cloned().collect();
     assert_eq!(epoch.iter().cloned().collect::<BTreeMap<_, _>>(), whole(&numbers));
     let shard_of = |name: &str| name.split('/').next().unwrap().to_owned();
@@ -142,7 +140,7 @@ fn shuffled_shards_are_mixed_and_each_keeps_its_order() {
         assert!(of.is_sorted(), "shard {shard}");
     }
     let mixed = batches[..75].iter().filter(|batch| shard_of(&batch[0].0) != shard_of(&batch[3].0)).count();
-    assert!(mixed > 50, "{mixed} of 75 batches are of several shards");
+    assert!(mixed > 50, "{mixed} of 75 batches mix several shards");
 }
 
 #[test]
@@ -182,7 +180,7 @@ fn a_load_resumes_within_a_compressed_shard() {
         for (taken, state) in states.into_iter().enumerate() {
             let rest: Vec<_> =
                 loader.clone().resume_at(state).unwrap().batches().unwrap().map(|batch| bytes(&batch)).collect();
-            assert!(rest == all[taken..], "behind {taken} batches");
+            assert!(rest == all[taken..], "after {taken} batches");
         }
     }
 }
@@ -247,9 +245,7 @@ fn a_file_that_changes_between_listing_and_reading_fails_and_the_rest_arrives() 
 #[test]
 fn data_far_longer_than_the_pool_passes_through_it() {
     let dir = directory();
-    for name in ["a.gz", "b.zst"] {
-        put(dir.path(), name, compress(name, &vec![7; 24 << 20]));
-    }
+    ["a.gz", "b.zst"].into_iter().for_each(|name| put(dir.path(), name, compress(name, &vec![7; 24 << 20])));
     let paths = ["a.gz", "b.zst"].map(|name| dir.path().join(name));
     assert!(paths.iter().all(|path| fs::metadata(path).unwrap().len() < 1 << 20));
     let catalog = listed(&paths, false);
@@ -264,7 +260,7 @@ fn data_far_longer_than_the_pool_passes_through_it() {
     }
     assert_eq!(bytes, 48 << 20);
     assert!(small.stats().memory.peak_held_bytes <= 8 << 20);
-    // Without a limit of batches the limit of the pool applies.
+    // Without a limit on the bytes of a batch, only the limit of the pool applies.
     let (batches, failures) = batches_of(&small, &catalog, options(one_by_one));
     assert!(batches.iter().all(Vec::is_empty));
     assert_eq!(failures.len(), 2);

@@ -1,12 +1,12 @@
-//! Names of containers, and tar files: valid, truncated and invalid. The tests of the parsers compare safetensors files with the crate
-//! that defines the format.
+//! Names of containers, and tar files: valid, truncated and invalid. The parser tests compare safetensors files with
+//! the crate that defines the format.
 
 use pinpool_loader::FileRange;
 use tar::EntryType;
 
 use super::*;
 
-/// The samples of a file of this name and content, which is opened as its name says.
+/// Lists the samples of a file with this name and content.
 fn open(name: &str, bytes: &[u8]) -> Catalog {
     let dir = directory();
     put(dir.path(), name, bytes);
@@ -76,7 +76,7 @@ fn tar_members_are_grouped_by_name_up_to_the_first_dot() {
 fn names_of_fields_are_in_lower_case_and_other_files_have_none() {
     let catalog = open_tar(&tar_file(&[("X/A.JPG", b"1"), ("X/A.Json.GZ", b"23")]));
     assert_eq!(catalog.samples()[0].fields().collect::<Vec<_>>(), [("jpg", 0..1), ("json.gz", 1..3)]);
-    assert_eq!(names(&catalog), ["X/A"], "keys keep theirs");
+    assert_eq!(names(&catalog), ["X/A"], "keys keep their case");
     assert_eq!(Catalog::synthetic(1, 1).samples()[0].fields().count(), 0);
 }
 
@@ -97,7 +97,7 @@ fn long_tar_names_count_and_directories_do_not() {
 fn an_archive_truncated_before_its_end_mark_is_refused() {
     let bytes = tar_file(&[("0.a", &[1; 700]), ("0.b", b""), ("1.a", &[2; 512])]);
     let mark = bytes.len() - 1024;
-    assert_eq!(open_tar(&bytes[..mark + 512]).samples().len(), 2, "one block of zeros is a mark");
+    assert_eq!(open_tar(&bytes[..mark + 512]).samples().len(), 2, "one block of zeros is an end mark");
     for len in (0..mark + 512).step_by(32).chain([1, 511, 513, mark - 1, mark, mark + 1]) {
         assert!(tar_refusal(&bytes[..len]).starts_with("broken tar"), "cut to {len} bytes");
     }
@@ -124,7 +124,7 @@ fn false_tar_headers_are_refused() {
     let mut name = tar_header("long", EntryType::GNULongName, run);
     name.resize(name.len() + usize::try_from(run).unwrap(), b'n');
     assert!(tar_refusal(&[&name[..], &end_mark[..]].concat()).contains("longer than 1048576 bytes"));
-    // A name without its member, a flipped bit, and noise.
+    // A long name without its member, a flipped bit, and noise.
     tar_refusal(&[&tar_header("long", EntryType::GNULongName, 3)[..], b"abc", &[0; 509][..], &end_mark[..]].concat());
     let mut flipped = tar_file(&[("0.a", b"x")]);
     flipped[3] ^= 1;

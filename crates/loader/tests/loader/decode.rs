@@ -11,7 +11,7 @@ use pinpool::{Backend, Pool};
 use pinpool_loader::{Catalog, Decode, DecodedField, LoadOptions, LoadedBatch, Loader};
 use tempfile::TempDir;
 
-/// The first `0` bytes of a field, backwards; a shorter one is damaged.
+/// Reverses the first `self.0` bytes of a field. A shorter field counts as damaged.
 #[derive(Debug)]
 struct Backwards(usize);
 
@@ -65,7 +65,7 @@ fn decoded_fields_are_arrays_followed_by_the_other_fields() {
     fs::write(&path, super::tar_file(&members)).unwrap();
     let decode = vec![field("jpg;jpeg", 4), field("seg.png", 2)];
     let (catalog, batches) = loaded(&[&path], decode.clone(), 8);
-    // Under a limit of 4 bytes each sample is a complete batch.
+    // Each sample exceeds the limit of 4 bytes, so it has a batch to itself.
     assert_eq!(batches.len(), 2);
     let bytes = |batch: &LoadedBatch| batch.buffer.wait_slice().unwrap().to_vec();
     let first = bytes(&batches[0]);

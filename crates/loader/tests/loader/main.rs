@@ -107,7 +107,7 @@ impl Observer for RecordingObserver {
     }
 }
 
-/// The wait bounds a hang: under load a pin call may take long.
+/// Returns a pool with a long wait, which only limits a hang: on a busy machine a pin call may be slow.
 fn pool(max_bytes: u64) -> Pool {
     pool_with_wait(max_bytes, Duration::from_secs(300))
 }
@@ -118,14 +118,14 @@ fn pool_with_wait(max_bytes: u64, wait: Duration) -> Pool {
     builder.max_bytes(max_bytes).wait(wait).build().unwrap()
 }
 
-/// A pool of one pinned batch, and requests that wait 100 ms for it.
+/// Returns a pool that has pinned memory for one batch, for which requests wait only 100 ms.
 fn impatient_pool() -> Pool {
     let pool = pool_with_wait(300_000, Duration::from_millis(100));
     drop(pool.get_with(Request::new(200_000).timeout(Duration::from_secs(300))).unwrap());
     pool
 }
 
-/// Three threads, batches of four samples, verified; then `change`.
+/// Returns options with three threads, batches of four samples and verification, modified by `change`.
 fn options(change: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
     let mut options = LoadOptions::default();
     (options.threads, options.prefetch) = (NonZeroUsize::new(3).unwrap(), NonZeroUsize::new(4));
@@ -169,7 +169,7 @@ fn listed<P: AsRef<Path>>(paths: &[P], open_containers: bool) -> Catalog {
     options.from_paths(paths)
 }
 
-/// A directory of files of these lengths, each filled with its number, and its catalog.
+/// Creates a directory with files of these lengths, each filled with its number. Also returns its catalog.
 fn numbered_files(lengths: &[usize]) -> (TempDir, Catalog) {
     let dir = directory();
     for (number, &len) in lengths.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// `len` bytes that repeat at no length of a part.
+/// Returns `len` bytes with a period of 251, so that misplaced parts differ.
 fn pattern(len: usize, shift: usize) -> Vec<u8> {
     (0..=250).cycle().skip(shift).take(len).collect()
 }
@@ -92,7 +92,7 @@ fn a_file_larger_than_the_limit_loads_within_the_memory_of_its_batches() {
     assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.bytes, summary.batches, summary.files), (len, 400, 1));
     assert_eq!(observer.done.iter().map(|done| done.samples).sum::<u64>(), 1);
-    // Four batches ahead and one on each of two lanes; the pool commits memory in steps of 2 MiB at most.
+    // Four batches ahead and one on each of two lanes. The pool commits memory in steps of at most 2 MiB.
     let stats = pool.stats();
     assert!(stats.memory.peak_held_bytes <= (6 + 2) << 20, "{stats:?}");
 }
@@ -106,7 +106,7 @@ fn a_file_that_shrinks_or_grows_between_its_parts_is_a_failure() {
     put(dir.path(), "shrinks", pattern(9_999, 0));
     let (summary, observer) = run(&catalog, options(in_parts(4096)), &mut FaultyDestination::new());
     assert_eq!((summary.files, summary.samples, summary.failed_files), (0, 0, 2));
-    assert_eq!(observer.failed.len(), 2, "each is named once");
+    assert_eq!(observer.failed.len(), 2, "each file is reported once");
     assert!(observer.failed[0].contains("/grows: grew: 10000 bytes when it was listed, 10001 when it was read"));
     assert!(observer.failed[1].contains("/shrinks: truncated: "), "{:?}", observer.failed);
 }

@@ -13,7 +13,7 @@ fn everything_arrives_in_every_epoch_verified() {
     let (summary, observer) = run(&catalog, options, &mut FaultyDestination::new());
     assert!(summary.is_complete(), "{summary:?} {:?}", observer.failed);
     assert_eq!((summary.epochs, summary.files, summary.samples), (3, 22, 66));
-    assert_eq!((summary.batches, summary.verified_batches), (18, 18), "six batches an epoch, the last of two files");
+    assert_eq!((summary.batches, summary.verified_batches), (18, 18), "six batches per epoch, the last with two files");
     assert_eq!(summary.bytes, 3 * catalog.len_bytes());
     assert_eq!(observer.done.iter().map(|done| done.bytes).sum::<u64>(), summary.bytes);
     assert!((1..=2).contains(&summary.max_in_flight_batches));
@@ -31,7 +31,7 @@ fn containers_count_as_one_file_and_their_members_as_samples() {
     let catalog = listed(&[dir.path()], true);
     let (summary, observer) = run(&catalog, options(|o| o.epochs = 2), &mut FaultyDestination::new());
     assert_eq!((summary.files, summary.samples, summary.bytes), (4, 2 * 6, 2 * 78));
-    assert_eq!((summary.failed_files, observer.failed.len()), (1, 1), "named once: {:?}", observer.failed);
+    assert_eq!((summary.failed_files, observer.failed.len()), (1, 1), "reported once: {:?}", observer.failed);
     assert_eq!(summary.batches, summary.verified_batches);
     assert!(!summary.is_complete());
 }
@@ -73,13 +73,11 @@ fn a_batch_beyond_the_limit_is_skipped_and_the_rest_arrives() {
 #[test]
 fn a_strict_run_ends_at_the_first_failure() {
     let (dir, catalog) = numbered_files(&[100; 40]);
-    for number in 12..40 {
-        put(dir.path(), &format!("{number:02}"), b"short");
-    }
+    (12..40).for_each(|number| put(dir.path(), &format!("{number:02}"), b"short"));
     let options = options(|o| o.stop_at_failure = true);
     let (summary, observer) = run(&catalog, options.clone(), &mut FaultyDestination::new());
     assert!(matches!(summary.outcome, LoadOutcome::StoppedAtFailure), "{summary:?}");
-    assert_eq!((summary.batches, summary.files), (3, 12), "what came before has arrived");
+    assert_eq!((summary.batches, summary.files), (3, 12), "the batches before the failure have arrived");
     assert!(observer.failed[0].contains("/12: truncated: 5 of the 100 bytes"), "{:?}", observer.failed);
 
     let missing = listed(&[dir.path().join("missing"), dir.path().join("gone"), dir.path().into()], false);
@@ -95,7 +93,7 @@ fn a_stop_ends_the_run_with_what_has_arrived() {
     let mut observer = RecordingObserver::at(3, move || {
         raised.raise();
     });
-    let loader = Loader::new(&pool, &catalog, options(one_by_one)).stop_on(&stop);
+    let loader = Loader::new(&pool, &catalog, options(one_by_one)).stop_flag(&stop);
     let summary = loader.run(&mut FaultyDestination::new(), &mut observer);
     assert!(matches!(summary.outcome, LoadOutcome::Stopped), "{summary:?}");
     // Copies in flight complete: at most one on each lane.

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let listener = TcpListener::bind(address)?;
     println!("http://{}/metrics", listener.local_addr()?);
-    // Each scrape has the statistics of its moment.
+    // Each scrape reports the current statistics.
     serve::answer(&listener, || {
         reporter.report();
         handle.run_upkeep();

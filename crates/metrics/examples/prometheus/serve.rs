@@ -1,4 +1,4 @@
-//! A recorder for Prometheus, and the smallest server that it can scrape.
+//! A recorder for Prometheus, and a minimal server to scrape.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
 
-/// The recorder, with the buckets that the pool counts in.
+/// Returns a recorder with the buckets of the pool's histograms.
 pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
     let times = Matcher::Suffix("time".to_owned());
     let builder = PrometheusBuilder::new()
         .with_recommended_naming(true)
         .set_buckets_for_metric(times, &pinpool_metrics::bucket_bounds())?;
     let recorder = builder.build_recorder();
-    // Names have the units that the recorder is told before it writes.
+    // The recorder adds units only to the names of metrics that were described before.
     metrics::with_local_recorder(&recorder, pinpool_metrics::describe_metrics);
     Ok(recorder)
 }
@@ -22,7 +22,7 @@ pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
 pub(crate) fn answer(listener: &TcpListener, text: impl Fn() -> String) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept()?;
-        // A client that went away or sends nothing is no reason to end.
+        // A client that disconnects or sends nothing does not stop the server.
         let _ = answer_one(&stream, &text);
     }
 }
@@ -30,7 +30,7 @@ pub(crate) fn answer(listener: &TcpListener, text: impl Fn() -> String) -> io::R
 fn answer_one(mut stream: &TcpStream, text: impl Fn() -> String) -> io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut request = String::new();
-    // Headers end with an empty line; what they say does not matter.
+    // Headers end with an empty line and are ignored.
     let mut lines = BufReader::new(stream.take(16 << 10));
     while lines.read_line(&mut request)? > 2 {}
     let (status, body) =

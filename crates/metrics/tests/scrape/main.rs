@@ -127,7 +127,7 @@ fn durations_are_reported_once_and_partitions_are_separate_pools() {
     metrics::with_local_recorder(&recorder, || (0..3).for_each(|_| reporter.report()));
     let text = recorder.handle().render();
     assert_eq!(value(&text, "pinpool_requests_use_time_seconds_count", &["pool_name=\"train\""]), Some(1.0), "{text}");
-    // The buffer of the first was idle, and the pool counts both.
+    // The partition reuses the first pool's buffer, and the pool counts the partition's requests too.
     for (name, result, requests) in [("train", "misses", 1.0), ("train", "hits", 1.0), ("train/eval", "hits", 1.0)] {
         let (series, label) = (format!("pinpool_requests_{result}_total"), format!("pool_name=\"{name}\""));
         assert_eq!(value(&text, &series, &[&label]), Some(requests), "{name} {result}: {text}");
@@ -177,7 +177,7 @@ fn the_dashboard_uses_metrics_that_exist() {
     assert!(unknown.is_empty() && queried.len() > 30, "{unknown:?} of {}", queried.len());
 }
 
-/// Name and labels of a sample, the labels unescaped. Panics if the line is no sample.
+/// Returns the name and the unescaped labels of a sample. Panics if the line is not a sample.
 fn series(line: &str) -> (String, Vec<(String, String)>) {
     let is_name = |text: &str| {
         let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '_';
@@ -261,7 +261,7 @@ fn the_text_is_valid_for_any_pools_and_tags() {
     };
     let (one, other) = (with_number(0), with_number(1));
     let labels = vec![("pid", "7".to_owned()), ("pool_name", "train".to_owned())];
-    // Two pools of one process may have one name, and a process may be named twice.
+    // Two pools of one process may share a name, and a process may be passed twice.
     let text = prometheus_text(&[(labels.clone(), &one), (labels.clone(), &other), (labels, &one)]);
     check_format(&text);
     let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
@@ -270,7 +270,7 @@ fn the_text_is_valid_for_any_pools_and_tags() {
     assert_eq!(count("pinpool_alarm{pid=\"7\",pool_name=\"train\",pool_number=\"1\"} 1"), 1, "{text}");
 }
 
-/// The complaints of `promtool check` about `text`; `None` if it is not installed.
+/// Returns the complaints of `promtool check` about `text`, or `None` if promtool is not installed.
 #[allow(clippy::print_stderr)] // Says that it was skipped.
 fn promtool(args: &[&str], text: &str) -> Option<String> {
     let mut command = Command::new("promtool");

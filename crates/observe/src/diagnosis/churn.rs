@@ -14,7 +14,7 @@ pub(super) fn repinned<'a>(windows: impl Iterator<Item = &'a Snapshot>, window_u
     let (mut released, mut most_released, mut again, mut was_again) = (0_u64, 0, 0_u64, false);
     let (mut times, mut cost_ns) = (0, 0_u64);
     for Snapshot { pinned_bytes, unpinned_bytes, pinning_ns, most_held_bytes: grown_bytes, .. } in windows {
-        // What was pinned although the peak did not grow had been pinned before, maybe in the same window.
+        // Bytes pinned beyond the growth of the peak had been pinned before, possibly in the same window.
         let bytes = pinned_bytes.saturating_sub(*grown_bytes).min(released + unpinned_bytes);
         // Two windows may share a cycle unless the second also unpinned some of the bytes.
         times += u64::from(bytes > 0 && (!was_again || bytes > released));

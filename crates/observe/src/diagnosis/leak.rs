@@ -1,8 +1,8 @@
 //! Buffers of one tag that are never returned.
 //!
-//! A cache that fills also grows, but ever slower, and then stops. More load brings more requests. A queue before a slow consumer
-//! returns its oldest buffers first, so that they do not age. A leak does none of these. Growth from the pool's start is a leak,
-//! and not a working set, if most requested buffers return and the tag holds most memory.
+//! A filling cache also grows, but more and more slowly until it stops. Higher load brings more requests. A queue in front of a
+//! slow consumer returns its oldest buffers first, so they do not age. A leak shows none of these patterns. Growth from the
+//! pool's start is a leak, and not a working set, if most requested buffers return and the tag holds most memory.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl Growth {
         let ends = self.last_ends(grown + 1)?;
         let (begin, end, counts) = (&ends[0], &ends[grown], counts(ends, holder, |holder| holder.buffers));
         let more_buffers = growth(&counts)?;
-        // More requests use more buffers. Growth is no leak if the higher load explains at least half of it.
+        // More requests use more buffers. Growth is not a leak if the load rises much, or explains at least half of it.
         let requests = |window: usize| ends[window + 1].1.requests.saturating_sub(ends[window].1.requests);
         let (first_requests, more_requests) = (requests(0), requests(grown - 1).saturating_sub(requests(0)));
         let explained = more_requests * 2 * counts[0] >= more_buffers * first_requests;

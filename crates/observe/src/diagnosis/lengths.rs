@@ -38,6 +38,6 @@ mod tests {
         assert_eq!(new(&mut (0..1000).flat_map(|_| 1..=16)), 16);
         assert_eq!(new(&mut (100..10_100)), 10_000);
         assert_eq!(new(&mut (0..5).flat_map(|_| 20_000..21_000)), 1000);
-        assert_eq!(new(&mut (1..=16)), 16, "of long ago");
+        assert_eq!(new(&mut (1..=16)), 16, "requested long ago");
     }
 }

@@ -1,14 +1,15 @@
 //! Selects the diagnoses that are logged, and summarizes several windows.
 //!
-//! A diagnosis is logged if its cause is new, or if it is an alarm with a recommended size that has grown by more than 1/8. The
-//! end of an alarm is logged after a minute without this alarm. Each time that a known cause returns, this time doubles, so
-//! that a pool that alternates between two causes does not fill the log.
+//! An alarm is logged if its cause is new, if it is the first alarm after another diagnosis, or if its recommended size has
+//! grown by more than 1/8. If no alarm is reported, a diagnosis with a new cause is logged. Other changes are logged after a
+//! minute without the reported cause. Each time that a known cause is logged again, this time doubles, so that a pool that
+//! alternates between two causes does not fill the log.
 
 use super::window_diagnosis::{Cause, WindowDiagnosis};
 
 /// A recommended size is logged again if it has grown by more than 1/8.
 const RAISE_PART: u64 = 8;
-/// An alarm has ended after this much time without it.
+/// A reported cause has ended after this much time without it.
 const CALM_US: u64 = 60_000_000;
 /// An alarm matters in a summary if at least 1/10 of the windows show it, or if it lost at least 1/100 of the time.
 const ALARM_PART: usize = 10;

@@ -6,27 +6,29 @@
 //!   a request that found no memory ──▶ shortage::likely_cause           its error report, `dump`
 //! ```
 //!
-//! The first rule that applies in a window of at least 10 s and 20 requests decides:
+//! The first rule that applies in a window of at least 10 s and 20 requests decides. "Requests waited" means more than 2 of
+//! 1000, and at least 3 requests or a hundredth of the time:
 //!
 //! | cause | rule |
 //! | --- | --- |
 //! | `stuck_copy` | a copy has been in flight for 30 s |
 //! | `leak` | over three windows one tag holds more and more buffers, none is returned, and requests come no faster |
 //! | | if these are the first three windows: the tag holds most memory, and most other buffers return |
-//! | `other_process` | more than 2 of 1000 requests waited (at least 3, or a hundredth of the time) for memory of other processes |
+//! | `idle_hoard` | requests waited, and the backend refuses while most held memory is unused |
+//! | `memory_refused` | requests waited, and the backend refuses otherwise |
+//! | `other_process` | requests waited for memory of other processes |
 //! | | if this pool holds more and keeps most of it for the whole window, the cause is `limit_too_small` |
-//! | `slow_consumer` | requests waited, but serving all of them would use at most a quarter more memory, and buffers are out for long |
-//! | `limit_too_small` | requests waited, and some failed, no buffer is returned, threads wait for each other, or few requests wait long |
+//! | `limit_too_small` | requests waited: some failed, no buffer returned, threads wait for each other, or a few wait long |
+//! | `slow_consumer` | requests waited, but need at most a quarter more memory, and buffers stay in use for long |
 //! | `pool_full` | requests waited otherwise |
-//! | `idle_hoard` | the backend refuses while most held memory is unused |
-//! | `memory_refused` | the backend refuses otherwise |
-//! | `sizes_never_recur` | most requests missed, with lengths not requested recently; under `tensorflow` each is a pin call |
-//! | `thrashing` | in two windows as much memory was pinned and unpinned as is held |
+//! | `sizes_never_recur` | under `tensorflow`, most requests missed with lengths not requested recently, each with a pin call |
+//! | `thrashing` | under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
+//! | | or in two windows as much memory was pinned and unpinned as is held |
 //! | | or over minutes memory is unpinned and pinned again for a fiftieth of the time |
-//! | | or most requests missed with recurring lengths, and a twentieth of the time was spent in remaps, or near the limit in pin calls |
-//! | | or, under `tensorflow`, more than 2 of 1000 requests missed and returns evicted |
-//! | `warming_up` | a sixteenth more is held than in any window before, and more than a fiftieth of the requests missed |
-//! | | until nothing more has been held for 10 s, even if too few requests come to end a window |
+//! | `sizes_never_recur` | most requests missed with lengths not requested recently |
+//! | `thrashing` | most requests missed, and a twentieth of the time was spent in remaps, or near the limit in pin calls |
+//! | `warming_up` | over a sixteenth more is held than in any earlier window, and more than a fiftieth of the requests missed |
+//! | | until the held memory has not grown for 10 s, even if too few requests come to end a window |
 //! | `not_pinned` | copies use pageable memory |
 //! | `healthy` | none of these |
 //!

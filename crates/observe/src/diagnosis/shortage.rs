@@ -5,11 +5,11 @@ use std::fmt;
 use super::snapshot::Snapshot;
 use super::window::is_stuck;
 use super::window_diagnosis::{Cause, LikelyCause, WindowDiagnosis};
-use super::words::{OF_SYSTEM, RoundedUp, Size, Time};
+use super::words::{RoundedUp, SYSTEM_REMEDY, Size, Time};
 use pinpool_os::host::{HostMemory, LimitOrigin};
 
 /// Driver errors (`CUresult`) caused by earlier work. Once a process has such an error, later calls return it too.
-const OF_EARLIER_WORK: [i64; 13] = [226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
+const STICKY_CUDA_ERRORS: [i64; 13] = [226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
 /// The limit or source that refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedBy {
@@ -118,7 +118,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
     let (held, unused) = (Size(now.held_bytes), Size(now.unused_bytes()));
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request a smaller buffer" };
     match by {
-        RefusedBy::Source { code: Some(code) } if OF_EARLIER_WORK.contains(&code) => LikelyCause::new(
+        RefusedBy::Source { code: Some(code) } if STICKY_CUDA_ERRORS.contains(&code) => LikelyCause::new(
             format!("the context has failed: the driver returns an error from earlier work (code {code})"),
             "find the first CUDA error of the process; no pool setting helps",
         ),
@@ -156,7 +156,7 @@ fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
             }
             let although = host.map(|host| format!(" although the machine has {} free", Size(host.available_bytes)));
             let found = format!("the backend refused{}", although.unwrap_or_default());
-            LikelyCause::new(found, format!("{less}; or {OF_SYSTEM}"))
+            LikelyCause::new(found, format!("{less}; or {SYSTEM_REMEDY}"))
         }
     }
 }

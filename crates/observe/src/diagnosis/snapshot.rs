@@ -47,7 +47,7 @@ pub struct Snapshot {
     /// Requests that are waiting now.
     pub waiting: u64,
     pub waiting_ns: u64,
-    /// Pin calls for this pool alone. Their number, bytes and times are 0 for a partition, which does not know them.
+    /// Pin calls of this pool. Their number, bytes and times are 0 for a partition, because its pool counts them.
     pub pin_calls: u64,
     pub pinned_bytes: u64,
     pub unpinned_bytes: u64,
@@ -65,7 +65,7 @@ pub struct Snapshot {
     pub free_bytes: u64,
     /// Bytes of unpinned memory that serves requests beyond the limit.
     pub pageable_bytes: u64,
-    /// The most bytes in use and requested together, measured since the last window each time that a request found no memory.
+    /// The peak of the bytes in use and requested, measured since the last window whenever a request found no memory.
     pub needed_bytes: u64,
     /// Variables that the program sets in its code, separated by spaces. A recording contains them as a fact of the pool
     /// instead.

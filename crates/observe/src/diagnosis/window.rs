@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::leak::Leak;
 use super::snapshot::{STUCK_AFTER, Snapshot, TagUse};
 use super::window_diagnosis::{Cause, Lost, WindowDiagnosis};
-use super::words::{OF_SYSTEM, RoundedUp, Size, Time, counted, percent, seconds};
+use super::words::{RoundedUp, SYSTEM_REMEDY, Size, Time, counted, percent, seconds};
 
 /// A rate above 1/500 is not tolerable. TensorFlow uses the same value, 0.002.
 const TOLERABLE_PART: u64 = 500;
@@ -17,7 +17,7 @@ const WAITED_PART: u64 = 100;
 const GROWTH_PART: u64 = 16;
 /// A pool with a miss rate of at most 1/50 has the memory that it needs.
 const WARM_PART: u64 = 50;
-/// A queue before a slow consumer keeps a buffer at least this long.
+/// A queue in front of a slow consumer keeps a buffer at least this long.
 const QUEUED_NS: u64 = 500_000_000;
 /// If a consumer pauses, requests wait at least this long on average, and at most 1/10 of the requests wait.
 const PAUSE_NS: u64 = 100_000_000;
@@ -79,7 +79,7 @@ impl<'a> Window<'a> {
         self.stuck_copy()
             .or_else(|| leak.map(|leak| self.leak(&leak)))
             .or_else(|| self.shortage())
-            .or_else(|| self.back_and_forth(churned, again))
+            .or_else(|| self.thrashing(churned, again))
             .unwrap_or_else(|| self.quiet())
     }
 
@@ -105,7 +105,7 @@ impl<'a> Window<'a> {
         WindowDiagnosis { is_alarm: true, remedy: Some(remedy.into()), ..self.diagnosis(cause, found) }
     }
 
-    /// Returns an alarm that ends if the setting has this value.
+    /// Returns an alarm that a setting with this value ends.
     fn alarm_for(&self, cause: Cause, found: String, remedy: String, (name, size): (&str, u64)) -> WindowDiagnosis {
         let setting = SETTINGS.into_iter().find(|known| *known == name).map(|name| (name, size));
         let is_in_code = self.now.set_in_code.split(' ').any(|set| set == name);
@@ -180,7 +180,7 @@ impl<'a> Window<'a> {
             return Some(self.alarm(cause, found, format!("{what}, or raise {limit} for all processes")));
         }
         // If threads return the buffers that they requested, the waiting threads are also the users of the buffers. They wait
-        // for memory alone, and not for a consumer.
+        // only for memory, and not for a consumer.
         if self.delta.own_waits <= delayed_requests / 2 && *failed_requests == 0 && self.delta.returns > 0 {
             let of_consumer = self.pause(&short, limit).or_else(|| self.slow_consumer(&short));
             return Some(of_consumer.unwrap_or_else(|| self.full(&short, limit)));
@@ -197,7 +197,7 @@ impl<'a> Window<'a> {
     }
 
     /// Detects a consumer that keeps up but pauses now and then: a few requests wait long, while most find memory immediately.
-    /// A limit that also has room for the buffers that producers would fill during the pause bridges it.
+    /// A limit with room for the buffers that producers would fill during the pause bridges the pause.
     fn pause(&self, short: &str, limit: &str) -> Option<WindowDiagnosis> {
         let Self { now, delta, lost, .. } = self;
         let waits = delta.delayed_requests.max(now.waiting);
@@ -251,7 +251,7 @@ impl<'a> Window<'a> {
             let found = format!("{short} although {unused} of {held} held are idle or free");
             return self.alarm(Cause::IdleHoard, found, remedy);
         }
-        self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), OF_SYSTEM)
+        self.alarm(Cause::MemoryRefused, format!("{short}: the backend refused memory"), SYSTEM_REMEDY)
     }
 
     /// Detects buffers that wait in a queue: waiting requests need little compared with the limit, so more memory would only
@@ -279,7 +279,7 @@ impl<'a> Window<'a> {
     }
 
     /// Detects memory that is repeatedly pinned and unpinned, or evicted and missed.
-    fn back_and_forth(&self, churned: u32, again: Option<(String, u64)>) -> Option<WindowDiagnosis> {
+    fn thrashing(&self, churned: u32, again: Option<(String, u64)>) -> Option<WindowDiagnosis> {
         let Self { before, now, delta: Snapshot { misses, requests, new_lengths, evicted, returns, .. }, lost, .. } =
             self;
         let missed = format!("{misses} of {requests} requests missed");

@@ -51,7 +51,7 @@ causes! {
     MemoryRefused = "memory_refused",
     /// Requests fail or wait long, threads wait for each other's buffers, or this pool keeps most of a shared limit.
     LimitTooSmall = "limit_too_small",
-    /// Requests wait, but buffers sit in a queue that more memory would only lengthen.
+    /// Requests wait because filled buffers queue for the consumer; more memory would only lengthen that queue.
     SlowConsumer = "slow_consumer",
     /// Other processes hold the memory under a shared limit.
     OtherProcess = "other_process",

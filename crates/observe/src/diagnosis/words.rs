@@ -5,7 +5,7 @@ use std::time::Duration;
 pub use pinpool_os::format::{RoundedUp, Size, Time};
 
 /// The remedy if the system refuses memory.
-pub(super) const OF_SYSTEM: &str = "free pinned memory in this or other processes, or use less; `pinpool doctor` checks the system's limits \
+pub(super) const SYSTEM_REMEDY: &str = "free pinned memory in this or other processes, or use less; `pinpool doctor` checks the system's limits \
                                     (WSL2 limits pinned memory)";
 
 /// Formats nanoseconds as [`Time`] does.

@@ -27,8 +27,8 @@
 //! content. A file with a name that ends in `.gz` is a sequence of gzip members with one or several whole blocks each; the first
 //! member also has the head.
 //!
-//! A block is written as a whole, every 50 ms or sooner while something is recorded, so a process that dies leaves a file with a
-//! last block that may be truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it
+//! A block is written as a whole, every 50 ms or sooner while something is recorded, so if a process dies, only the last block
+//! of its file may be truncated. A reader keeps the whole items of that block, reports the truncation, and stops there; it also
 //! stops before a block with a wrong checksum. `pinpool trace`, `why`, `report` and `advise` use the intact part of such a file
 //! and exit with 1.
 //!
@@ -76,7 +76,7 @@
 //! | 3 | request, refused | bytes requested, bytes of the class, tag, ns that it took |
 //! | 4 | return | id, whether devices may still use the buffer |
 //! | 5 | completed: the copies of a buffer have ended | id |
-//! | 6 | leaked: the end of its copies cannot be known | id |
+//! | 6 | leaked: the end of its copies cannot be determined | id |
 //! | 7 | new: memory of a buffer | id, address, bytes of the class, whether it is the backend's (else pageable memory in its place) |
 //! | 8 | gone: memory left the pool's buffers | id |
 //! | 9 | pin | address, bytes, ns of the call, whether it failed |

@@ -63,11 +63,11 @@ impl Cgroup {
     /// Returns the group's tightest limit. An unlimited group has no limit in version 2, and a limit that no machine reaches in
     /// version 1.
     pub(super) fn limit(&self, files: &Files) -> Option<GroupLimit> {
-        let of_file = |name| Some(GroupLimit { bytes: files.number(self.file(name))?, file: self.file(name) });
+        let from_file = |name| Some(GroupLimit { bytes: files.number(self.file(name))?, file: self.file(name) });
         let limits = match self.version {
-            CgroupVersion::V2 => [of_file("memory.max"), of_file("memory.high")],
+            CgroupVersion::V2 => [from_file("memory.max"), from_file("memory.high")],
             // The hierarchical limit covers ancestors that are not mounted here.
-            CgroupVersion::V1 => [of_file("memory.limit_in_bytes"), self.hierarchical_limit(files)],
+            CgroupVersion::V1 => [from_file("memory.limit_in_bytes"), self.hierarchical_limit(files)],
         };
         limits.into_iter().flatten().min_by_key(|limit| limit.bytes)
     }

@@ -2,7 +2,7 @@
 //!
 //! - `total` is the least of the machine's memory and all limits. A limit at or above the machine's size is ignored.
 //! - `available` is the least of what the machine and each limited group have left. It may come from another group than
-//!   `total`: a wide group can be full while a narrow one inside it is empty.
+//!   `total`: a wide group can be full while a narrow group inside it is empty.
 //! - Page cache that can be dropped counts as available, as in the kernel's own `MemAvailable`.
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The machine and the cgroups that contain this process: page sizes, memory and its shortage, NUMA nodes.
+//! The machine and the cgroups that contain this process: page sizes, memory, memory pressure, NUMA nodes.
 //!
 //! | file | owns | read |
 //! | --- | --- | --- |

@@ -8,7 +8,7 @@ use super::files::Files;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Returns the node near the device with this PCI bus ID (`0000:3B:00.0`, in upper or lower case), if the node is one of several.
+/// Returns the node near the device with this PCI bus ID (`0000:3B:00.0`, in upper or lower case), if the machine has several.
 pub fn numa_node_of_pci(root: &Path, id: &str) -> Option<u32> {
     let id =
         Some(id.to_ascii_lowercase()).filter(|id| id.chars().all(|c| c.is_ascii_hexdigit() || ":.".contains(c)))?;
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "0-1\n")]), Some(1));
         assert_eq!(node(&[(DEVICE, "0\n"), (ONLINE, "0\n")]), None);
         assert_eq!(node(&[(DEVICE, "-1\n"), (ONLINE, "0-1\n")]), None);
-        assert_eq!(node(&[(DEVICE, "7\n"), (ONLINE, "0-1\n")]), None, "a node that is not there");
+        assert_eq!(node(&[(DEVICE, "7\n"), (ONLINE, "0-1\n")]), None, "a node that does not exist");
         assert_eq!(node(&[(ONLINE, "0-1\n")]), None);
         assert_eq!(node(&[(DEVICE, "1\n")]), None);
         assert_eq!(node(&[(DEVICE, "1\n"), (ONLINE, "purple\n")]), None);
@@ -113,13 +113,13 @@ mod tests {
         let node = |id, memory_bytes, cpus| NumaNode { id, memory_bytes, cpus };
         let first = node(0, Some(24_684_096 << 10), Some(vec![0, 1, 2, 3]));
         assert_eq!(nodes, [first, node(1, Some(0), Some(vec![])), node(2, None, None)]);
-        assert_eq!(describe_numa_nodes(tree::of(&files[1..]).path()), [], "nodes that are not listed");
+        assert_eq!(describe_numa_nodes(tree::of(&files[1..]).path()), [], "unlisted nodes");
     }
 
     #[test]
     fn a_list_of_numbers_is_bounded() {
         assert_eq!(parse_list("4-6,12\n"), Some(vec![4, 5, 6, 12]));
         assert_eq!(parse_list("0-4294967295"), None);
-        assert_eq!(parse_list("0-65535,0"), None, "more than there can be");
+        assert_eq!(parse_list("0-65535,0"), None, "more numbers than allowed");
     }
 }

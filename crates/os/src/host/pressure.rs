@@ -2,7 +2,7 @@
 //!
 //! | sign | meaning | counts |
 //! | --- | --- | --- |
-//! | `memory.pressure` of the own group | tasks of this group waited for memory | always |
+//! | `memory.pressure` of the nearest group that has it | tasks of this group waited for memory | always |
 //! | `/proc/pressure/memory` | tasks of this machine waited | without the file above, or if the machine is nearly full |
 //! | `oom` of `memory.events` rose | a limit was hit and reclaiming freed nothing | always: severe |
 //! | `max` or `high` of `memory.events`, or `memory.failcnt`, rose | a limit was hit | if the group is nearly full: severe |
@@ -59,7 +59,7 @@ const MACHINE: &str = "/proc/pressure/memory";
 
 impl PressureGauge {
     /// Opens a gauge of all signs below `root`; `None` if no sign can be read.
-    pub fn of_kernel(root: &Path) -> Option<Self> {
+    pub fn from_kernel(root: &Path) -> Option<Self> {
         let files = Files::below(root);
         let groups = cgroup::groups(&files);
         let has_stalls = |path: &PathBuf| files.read(path).is_some_and(|text| stall(&text).is_some());
@@ -72,12 +72,12 @@ impl PressureGauge {
     }
 
     /// Returns a gauge of one file, which may appear, change and vanish at any time.
-    pub fn of_file(path: &Path) -> Self {
+    pub fn from_file(path: &Path) -> Self {
         let own = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         Self { files: Files::below(Path::new("/")), own, of_machine: None, groups: Vec::new() }
     }
 
-    /// Returns the worst sign since the last reading, or since the gauge was opened. Reads a handful of files.
+    /// Returns the worst sign: stalls of the last ten seconds, and limit hits since the last reading or the opening.
     pub fn read(&mut self) -> Pressure {
         let stalls = self.stalls(self.own.as_deref());
         // The machine's memory is read only if its stalls could change the result.
@@ -186,7 +186,7 @@ mod tests {
     /// Opens a gauge of these files; then writes each file of `steps` and reads the gauge.
     fn follow(files: &[(&str, &str)], steps: &[(&str, &str, Pressure)]) -> (TempDir, PressureGauge) {
         let root = tree::of(files);
-        let mut gauge = PressureGauge::of_kernel(root.path()).unwrap();
+        let mut gauge = PressureGauge::from_kernel(root.path()).unwrap();
         for (path, content, pressure) in steps {
             tree::write(&root, path, content);
             assert_eq!(gauge.read(), *pressure, "{path}: {content}");
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_gauge_follows_its_file() {
         let root = tempfile::tempdir().unwrap();
-        let mut gauge = PressureGauge::of_file(&root.path().join("pressure"));
+        let mut gauge = PressureGauge::from_file(&root.path().join("pressure"));
         assert_eq!(gauge.read(), Pressure::Calm, "no file yet");
         for (some, full, pressure) in [
             ("0.00", "0.00", Pressure::Calm),
@@ -305,14 +305,14 @@ mod tests {
 
     #[test]
     fn without_any_sign_there_is_no_gauge() {
-        assert!(PressureGauge::of_kernel(Path::new("/nowhere")).is_none());
-        assert!(PressureGauge::of_kernel(tree::of(&[CGROUP, V2, (MACHINE, ""), (OWN, "nonsense")]).path()).is_none());
+        assert!(PressureGauge::from_kernel(Path::new("/nowhere")).is_none());
+        assert!(PressureGauge::from_kernel(tree::of(&[CGROUP, V2, (MACHINE, ""), (OWN, "nonsense")]).path()).is_none());
     }
 
     #[test]
     fn this_machine_is_read() {
         let has_stalls = std::fs::read_to_string(MACHINE).is_ok_and(|text| stall(&text).is_some());
-        let mut gauge = PressureGauge::of_kernel(Path::new("/"));
+        let mut gauge = PressureGauge::from_kernel(Path::new("/"));
         assert!(gauge.is_some() || !has_stalls);
         // Any result may be correct.
         let _: Option<Pressure> = gauge.as_mut().map(PressureGauge::read);

@@ -1,4 +1,4 @@
-/* A library that is before another one and asks for the next function of its own name. */
+/* A library that precedes another one and looks up the next function with the same name. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

@@ -1,4 +1,4 @@
-/* Stands for libcudart: finds the driver as the real one does, by dlopen, then dlsym for cuGetProcAddress_v2, then
+/* A substitute for libcudart: finds the driver as the real one does, by dlopen, then dlsym for cuGetProcAddress_v2, then
    cuGetProcAddress_v2 for everything else. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* A CUDA program that knows nothing of pinpool. The first argument selects how it finds the driver's functions,
+/* A CUDA program that does not know pinpool. The first argument selects how it finds the driver's functions,
    the second selects the steps. Built with LINKED it is linked to libcuda, with RUNTIME to libcudart. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -49,7 +49,7 @@ FUNCTIONS(DECLARE)
 FUNCTIONS(EXTERN)
 #endif
 
-/* Pinned memory, by the runtime where the program is linked to it. */
+/* Pinned memory, from the runtime if the program is linked to it. */
 static int (*host_alloc)(void **, size_t, unsigned);
 static int (*host_free)(void *);
 
@@ -114,7 +114,7 @@ static void hold(handle stream, int held) {
     ((size_t(*)(handle, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "mock_driver_hold_stream"))(stream, held);
 }
 
-/* With HOLD in its environment, a program frees memory of copies that are certainly still running. The driver's own free would
+/* With HOLD in its environment, a program frees memory while copies are certainly still using it. The driver's own free would
    wait for them forever. */
 static void hold_if_asked(handle stream) {
     if (getenv("HOLD")) hold(stream, 1);
@@ -184,7 +184,7 @@ static void threads(void) {
     }
 }
 
-/* What the driver says of the memory. */
+/* What the driver reports about the memory. */
 static void facts(void) {
     for (unsigned i = 0; i < 5; i++) {
         char *buffer;
@@ -301,7 +301,7 @@ static void child_of_fork(void) {
     printf("child %d, then %016lx, free %d\n", status, sum, host_free(before));
 }
 
-/* All memory of the context goes with it; what comes after is served again. */
+/* A reset frees all memory of the context; later allocations are served again. */
 static void reset(void) {
     printf("before %016lx\n", (unsigned long)steps(1));
     MUST(p_cuDevicePrimaryCtxReset_v2(0));
@@ -334,7 +334,7 @@ static void reset_while_zeroing(void) {
     puts("alive");
 }
 
-/* As the runtime does: retains the primary context by a private table, which no public function sees. */
+/* Retains the primary context through a private table, as the runtime does; no public function sees this. */
 static void retain_by_table(handle *retained, int device) {
     static const unsigned char id[16] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9};
     const void *const *table;
@@ -346,7 +346,7 @@ static void retain_by_table(handle *retained, int device) {
 
 static void reset_by_table(void) {
     handle retained[2];
-    MUST(p_cuDevicePrimaryCtxReset_v2(0)); /* the one that start() retained */
+    MUST(p_cuDevicePrimaryCtxReset_v2(0)); /* the context that start() retained */
     for (int round = 0; round < 2; round++) {
         unsigned char *buffers[4];
         retain_by_table(&retained[round], 0);
@@ -377,7 +377,7 @@ static void ends_capturing(void) {
     printf("after the second %016lx\n", (unsigned long)steps(2));
 }
 
-/* Allocates and frees more than the limit while what was freed cannot come back: a stream captures, or a copy is held. */
+/* Allocates and frees more than the limit while freed memory cannot be reused, because a stream captures or a copy is held. */
 static void over_the_limit(int captures) {
     unsigned char *buffer;
     handle stream;
@@ -407,7 +407,7 @@ static void over_the_limit(int captures) {
     MUST(p_cuCtxSynchronize());
 }
 
-/* A capture that begins by a function which no library before the program can replace, then a free of memory in use. */
+/* Begins a capture through a function that no preloaded library can replace, then frees memory in use. */
 static void unseen(unsigned stream_flags) {
     int (*begin)(handle, int);
     void *buffer;
@@ -421,7 +421,7 @@ static void unseen(unsigned stream_flags) {
     printf("%016lx\n", (unsigned long)steps(4));
 }
 
-/* Memory that is freed after a green context was created, of which only its handle is known. */
+/* Frees memory after a green context, which is known only by its handle, was created. */
 static void green(void) {
     int (*create)(handle *, handle, int, unsigned);
     void *held, *last[8];
@@ -441,7 +441,7 @@ static void green(void) {
     printf("reused %d\n", reused);
 }
 
-/* Memory of one device's context that a copy of another device's context reads when it is freed. Unseen: the other context is
+/* Frees memory of one device's context while a copy of another device's context reads it. If unseen, the other context is
    retained and made current by private functions, and used only through its default stream. */
 static void devices(int unseen) {
     handle other, stream = NULL;
@@ -484,7 +484,7 @@ static void devices(int unseen) {
     }
 }
 
-/* Frees memory of a copy that runs, and looks whether it still does. */
+/* Frees memory while a copy uses it, and checks whether the copy is still running. */
 static void barrier(void) {
     handle stream;
     device_ptr device;
@@ -503,7 +503,7 @@ static void barrier(void) {
     MUST(p_cuCtxSynchronize());
 }
 
-/* Pins memory of its own, piece by piece, as frameworks do that allocate by themselves. */
+/* Pins its own memory piece by piece, as frameworks with their own allocators do. */
 static void registers(void) {
     unsigned char *pieces;
     if (posix_memalign((void **)&pieces, 4096, 3 * 8192) != 0) exit(1);

@@ -1,5 +1,5 @@
-/* A library with the driver's name, found before the driver, as tools that share a GPU install it: counts a call, and calls
-   the real function, which it looks up by a handle. */
+/* A library with the driver's name that is found before the driver, as tools that share a GPU install: counts a call, and
+   calls the real function, which it looks up through a handle. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-//! The table of the blocks of pools.
+//! The table of blocks that come from pools.
 
 #[path = "../../src/driver_blocks.rs"]
 mod table;

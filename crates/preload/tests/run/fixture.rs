@@ -90,7 +90,7 @@ impl Built {
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// A program that finds the driver in this way and does `what`.
+    /// A command that runs the steps `what` in a program that finds the driver in this way.
     pub(crate) fn command(&self, lookup: Lookup, what: &str) -> Command {
         let (program, argument) = match lookup {
             Lookup::Linked => ("linked", "linked"),
@@ -114,7 +114,7 @@ impl Built {
     }
 }
 
-/// The command with the library loaded before it, and the log at `log`.
+/// The same command with the library preloaded and its log at `log`.
 pub(crate) fn preload(mut command: Command, log: &Path) -> Command {
     command.env("LD_PRELOAD", library()).env("PINPOOL_PRELOAD_LOG", log).env("PINPOOL_MAX_BYTES", "64MiB");
     command
@@ -144,7 +144,7 @@ impl ProgramRun {
     }
 }
 
-/// Runs a command, which ends in time and succeeds.
+/// Runs a command that must end in time and succeed.
 pub(crate) fn run_to_success(command: &mut Command) -> ProgramRun {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (until, mut timed_out) = (Instant::now() + PATIENCE, false);

@@ -1,5 +1,5 @@
-//! Programs in C that know nothing of pinpool, over the mock driver: alone, and with their memory served from a pool.
-#![allow(unsafe_code)] // Calls functions of C.
+//! C programs that do not know pinpool, over the mock driver: alone, and with their memory served from a pool.
+#![allow(unsafe_code)] // Calls C functions.
 
 mod blocks;
 mod fixture;

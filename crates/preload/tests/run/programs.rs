@@ -4,14 +4,14 @@ use std::process::Command;
 
 use crate::fixture::{LOOKUPS, Lookup, ProgramRun, build, library, log_of, preload, run_to_success, tool};
 
-/// Runs the program alone and served, which must print the same, and returns both and the log.
+/// Runs the program alone and served, checks that both print the same, and returns both results and the log.
 fn run_alone_and_served(lookup: Lookup, what: &str) -> (ProgramRun, ProgramRun, String) {
     let (alone, (served, log)) = (run_to_success(&mut build().command(lookup, what)), run_served(lookup, what, &[]));
     assert_eq!(alone.out, served.out, "{lookup:?}\n{log}");
     (alone, served, log)
 }
 
-/// Runs the program served, with these variables, and returns it and the log.
+/// Runs the program served, with these variables, and returns its result and the log.
 fn run_served(lookup: Lookup, what: &str, variables: &[(&str, &str)]) -> (ProgramRun, String) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -80,7 +80,7 @@ fn a_capture_in_progress_stays_valid_and_memory_in_flight_is_not_reused() {
         let expected = "free during a capture 0\nend of the capture 0\ncopied 11 11\nreplayed 22 22\n";
         let (served, log) = run_served(lookup, "capture", &[]);
         assert_eq!(served.out, expected, "{lookup:?}: {log}");
-        // Asked only once the capture was over.
+        // The library queried events only after the capture.
         assert!(!log.contains("invalidated"), "{log}");
     }
 }
@@ -141,7 +141,7 @@ fn a_capture_ends_with_its_context() {
 
 #[test]
 fn requests_above_the_limit_do_not_wait_for_captures_or_stuck_work() {
-    // 40 waits would be longer than a test may be.
+    // 40 waits would exceed the time limit of a test.
     for (what, wait) in [("over-captured", "1h"), ("over-held", "2s")] {
         let variables = [("PINPOOL_MAX_BYTES", "4MiB"), ("PINPOOL_WAIT", wait)];
         let (ran, log) = run_served(Lookup::Dlsym, what, &variables);
@@ -154,7 +154,7 @@ fn requests_above_the_limit_do_not_wait_for_captures_or_stuck_work() {
 fn a_free_waits_only_with_the_option_sync() {
     let (ready, not_ready) = ("after the free 0\n", "after the free 600\n");
     assert_eq!(run_to_success(&mut build().command(Lookup::Dlsym, "barrier")).out, ready);
-    // The copy ends after the free alone.
+    // The copy ends only after the free.
     assert_eq!(run_served(Lookup::Dlsym, "barrier", &[("HOLD", "1")]).0.out, not_ready);
     for failing in ["", "cuEventCreate:1=2"] {
         let variables = [("PINPOOL_PRELOAD_SYNC", "1"), ("MOCK_DRIVER_FAIL", failing)];
@@ -171,8 +171,9 @@ fn a_full_or_misconfigured_pool_leaves_allocation_to_the_driver() {
         ("MOCK_DRIVER_FAIL", "cuMemHostAlloc:1=2,cuMemHostAlloc:2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ] {
         let (ran, log) = run_served(Lookup::Dlsym, "steps", &[(name, value)]);
-        assert_eq!(ran.out, alone.out, "{name}={value}");
-        assert!(log.contains(reason), "{name}={value}: {log}");
+        assert!(ran.out == alone.out && log.contains(reason), "{name}={value}: {ran:?}\n{log}");
+        // Only a free of served memory looks for contexts.
+        assert_eq!(ran.calls("cuDevicePrimaryCtxGetState") > 0, name == "MOCK_DRIVER_FAIL", "{ran:?}");
     }
 }
 
@@ -182,7 +183,7 @@ fn a_refused_event_is_recorded_later_and_loses_no_memory() {
     for refused in ["cuEventCreate:1=2", "cuCtxRecordEvent:1=2", "cuCtxRecordEvent:2=999"] {
         let (served, log) = run_served(Lookup::Dlsym, "steps", &[("MOCK_DRIVER_FAIL", refused)]);
         assert_eq!(served.out, alone.out, "{refused}: {log}");
-        // The refused record is made again by a sweep.
+        // A sweep repeats the refused record.
         assert_eq!(served.calls("cuCtxRecordEvent"), if refused.starts_with("cuEvent") { 24 } else { 25 }, "{refused}");
         assert!(served.pin_calls() <= 8 && !log.contains(" quarantined: "), "{refused}: {log}");
     }
@@ -190,7 +191,7 @@ fn a_refused_event_is_recorded_later_and_loses_no_memory() {
 
 #[test]
 fn an_unseen_capture_or_a_green_context_stops_the_service_once() {
-    // The default stream tells of a capture of a stream that is ordered with it.
+    // The default stream reveals a capture on a stream that is ordered with it.
     let (blocking, log) = run_served(Lookup::Dlsym, "unseen-blocking", &[]);
     assert!(blocking.out.starts_with("end of the capture 0\n"), "{blocking:?}");
     let is_served = ["not served", "no longer served"].iter().all(|text| !log.contains(text));
@@ -222,7 +223,7 @@ fn a_buffer_is_reused_after_the_work_of_unseen_primary_contexts() {
     let (served, log) = run_served(Lookup::Dlsym, "devices-unseen", &[("HOLD", "1"), adversarial]);
     assert_eq!(served.out, "arrived 44 44\n", "{log}");
     assert_eq!(served.calls("cuCtxRecordEvent"), 4, "two frees, and a new context after a reset: {served:?}");
-    // The program itself retains one context by this function. Each reference that the library takes is released.
+    // The program itself retains one context by this function. The library releases each reference that it takes.
     let calls = ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"].map(|name| served.calls(name));
     assert_eq!(calls[0], 1 + calls[1], "{served:?}");
 }

@@ -1,4 +1,4 @@
-//! Looking names up, alongside the ways of `programs`.
+//! Name lookups beyond the ways that `programs` tests.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ fn lookups_without_a_driver_and_with_rtld_next_are_unchanged() {
     };
     let expected = "default 0, self 0, text 1, next 0\ninner outer\nputs 1, none 0\n";
     assert_eq!(run(false), expected);
-    // `RTLD_NEXT` from the program itself finds the export of this library, as from everything that is before it.
+    // `RTLD_NEXT` from the program itself finds the export of this library, as from any object that precedes it.
     assert_eq!(run(true), expected.replace("next 0", "next 1"));
 }
 
@@ -27,7 +27,7 @@ fn calls_pass_through_another_wrapper_library_once() {
     assert_eq!(ours_first.out, alone.out, "{ours_first:?}");
     assert!(ours_first.pin_calls() <= 8, "{ours_first:?}");
     assert!(ours_first.err.contains(&format!("wrapped {}", ours_first.pin_calls())), "{ours_first:?}");
-    // The other one has the real functions already, and nothing is served.
+    // The wrapper already has the real functions, so nothing is served.
     let ours_behind = run(format!("{}:{}", paths[1], paths[0]));
     assert_eq!((ours_behind.out, ours_behind.err.contains("wrapped 24")), (alone.out, true), "{}", ours_behind.err);
 }

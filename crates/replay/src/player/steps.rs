@@ -6,7 +6,7 @@
 //! ```text
 //!  thread ──▶ does the next step return a buffer that another thread requested?
 //!              ├─ no ──▶ due after its gap, and after the request that it follows
-//!              └─ yes ─▶ of the returns before its next other step, the first with a ready buffer; the thread is idle until then
+//!              └─ yes ─▶ the first of its consecutive returns that has a ready buffer; until then the thread is idle
 //! ```
 //!
 //! So a thread that receives buffers from a queue receives the buffers that are ready, as in the program, and in recorded
@@ -37,7 +37,7 @@ pub(super) struct Thread<'a> {
     ended_ns: u64,
     /// The steps from `place` up to here return buffers of other threads.
     returns_until: usize,
-    /// Indexes of the returns of other threads' buffers that are ready.
+    /// Indexes of these returns with a filled buffer.
     ready: BTreeSet<usize>,
     is_idle: bool,
 }

@@ -1,6 +1,6 @@
-//! Reading and replaying of traces and recordings.
+//! Reads and replays traces and recordings.
 //!
-//! | module | holds |
+//! | module | tests |
 //! | --- | --- |
 //! | `traces` | traces as text |
 //! | `recorded` | recordings of pools, read as traces and played |

@@ -33,7 +33,7 @@ fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
     let workload = Workload::from_recording(&read_recording(&path).unwrap()).unwrap();
     assert_eq!(workload.gets, 80);
-    // Three buffers and the one that is copied.
+    // Three buffers and the copied buffer.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
     assert_eq!(
         workload.pins.len() as u64,
@@ -50,7 +50,7 @@ fn a_recording_with_lost_records_replays_the_rest() {
     (0..1_000_000).for_each(|_| drop(pool.get(4096).unwrap()));
     drop(pool);
     let recording = read_recording(&path).unwrap();
-    assert!(recording.lost > 0, "all of them found room: the test needs more");
+    assert!(recording.lost > 0, "no record was lost: the test must record more");
     let workload = Workload::from_recording(&recording).unwrap();
     assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
 }
@@ -162,7 +162,7 @@ fn a_thread_that_returns_the_buffer_of_another_waits_only_as_long() {
     let workload = written(4, &(1..100).flat_map(round).collect::<Vec<_>>());
     assert!(workload.has_waited);
     let free = under(None).play(&workload).unwrap();
-    // It runs ahead of the thread that returns.
+    // Thread 1 runs ahead of the returning thread.
     assert!(free.waits == 0 && free.peak_pinned_bytes <= 16 << 20, "{free:?}");
 }
 

@@ -35,7 +35,7 @@ fn ratio(report: &ReplayReport) -> f64 {
     report.peak_pinned_bytes as f64 / report.peak_requested_bytes.max(1) as f64
 }
 
-/// A replay under settings with commas between.
+/// Returns a replay under comma-separated settings.
 fn with(settings: &str) -> Replay {
     let pair = |setting: &str| {
         let (name, value) = setting.split_once('=').unwrap();
@@ -48,7 +48,7 @@ fn under(max_bytes: u64) -> Replay {
     Replay { max_bytes: Some(max_bytes), ..Replay::default() }
 }
 
-/// Name and numbers of each line of the targets.
+/// Returns the name and the numbers of each target.
 fn targets() -> Vec<(String, Vec<f64>)> {
     let text = fs::read_to_string(data().join("workloads/targets.csv")).unwrap();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -60,7 +60,7 @@ fn targets() -> Vec<(String, Vec<f64>)> {
         .collect()
 }
 
-/// The expected statistics of each workload under each set, over each source.
+/// Returns the expected statistics of each workload, under each set of settings and on each source.
 fn expected() -> HashMap<String, Vec<Value>> {
     let text = fs::read_to_string(data().join("workloads/expected.jsonl")).unwrap();
     let mut rows = HashMap::<_, Vec<Value>>::new();
@@ -106,7 +106,7 @@ fn check_workload(name: &str, target: &[f64], expected: &[Value]) {
             let (report, found) = alarms(&workload, &replay);
             assert_eq!(found, [""; 0], "{name} without a limit");
             let (_, found) = alarms(&workload, &under(report.peak_pinned_bytes / 4 * 5));
-            assert_eq!(found, [""; 0], "{name} with a quarter more than it takes");
+            assert_eq!(found, [""; 0], "{name} with a quarter more than it needs");
             report
         } else {
             replay.play(&workload).unwrap()
@@ -138,7 +138,7 @@ fn check_targets(name: &str, target: &[f64], report: &ReplayReport) {
     assert_eq!(report.timeouts, 0, "{name}");
 }
 
-/// Plays `workload`; also returns the alarms of the pool, which is diagnosed at about 250 of its steps: an alarm lasts longer.
+/// Plays `workload`, and also returns the alarms of the pool. Diagnoses the pool after about 250 steps, since alarms persist.
 fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
     let (mut alarms, mut step, every) = (Vec::new(), 0, (workload.gets / 250).max(1));
     let mut observe = |pool: &Pool| {
@@ -189,7 +189,7 @@ fn a_replay_under_tensorflows_policy_costs_as_much_as_tensorflows_pool() {
 fn a_request_at_the_limit_is_served_by_the_next_return() {
     let report = play("a 1 3145728\na 2 3145728\nt 99950\nf 1\nt 50\nf 2\n", &under(4 * MIB));
     assert_eq!((report.gets, report.waits, report.timeouts), (2, 1, 0));
-    assert_eq!(report.hits, 1, "by the returned buffer");
+    assert_eq!(report.hits, 1, "served by the returned buffer");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Workers and trainers that are killed at any instruction. `PINPOOL_TEST_KILLS` has the number of kills, 100 without it.
+//! Workers and trainers that are killed at any instruction. `PINPOOL_TEST_KILLS` sets the number of kills (default 100).
 #![allow(unsafe_code)] // Forks and kills.
 
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ fn shared() -> SharedPool {
     SharedPool::new(&pool, BYTES, BUFFERS).unwrap()
 }
 
-/// Fills and sends until it is killed or its trainer is gone; gives every fifth buffer up.
+/// Fills and sends buffers until it is killed or its trainer is gone. Drops every fifth buffer instead of sending it.
 fn work(shared: &SharedPool, seed: u64) {
     let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
     for number in seed.. {
@@ -100,13 +100,13 @@ fn batches_of_a_killed_worker_arrive_exactly_once() {
         });
         child.wait();
         assert_eq!(shared.recover().unwrap(), 1);
-        // A new worker does not take the slot of the dead one while that says who sent.
+        // A new worker does not take the dead worker's slot while that slot identifies the sender of a buffer.
         let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
         let (ticket, buf) = shared.receive_from_dead_worker().unwrap().unwrap();
         assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
         assert!(shared.receive_from_dead_worker().unwrap().is_none());
-        assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "if the ticket comes after all");
+        assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "a ticket that arrives late");
         drop(buf);
         drop(shared.receive(&living).unwrap());
         assert_eq!(shared.counts().free, BUFFERS);
@@ -124,7 +124,7 @@ fn a_worker_that_waits_takes_what_a_dead_one_was_filling() {
         dead.wait();
         assert_eq!(shared.counts().filling, BUFFERS);
         let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        // The slot is the same, and its new owner has freed what the old one had.
+        // The new worker has the same slot, and has freed the dead worker's buffers.
         let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, Duration::ZERO).unwrap()).collect();
         assert_eq!(all.len(), BUFFERS);
     });
@@ -133,7 +133,7 @@ fn a_worker_that_waits_takes_what_a_dead_one_was_filling() {
 #[test]
 fn workers_of_a_trainer_that_is_killed_are_told() {
     alone(|| {
-        // The trainer is a child; its workers, its children, tell through a pipe how they ended.
+        // The trainer is a child of this process, and its workers are children of the trainer, which report through a pipe.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut trainer = Child::new(|| {
             let shared = shared();
@@ -146,7 +146,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                             Err(error) => return error,
                         }
                     };
-                    // The other one may have filled all buffers before this one is attached.
+                    // The other worker may have filled all buffers before this worker attaches.
                     let attached = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap());
                     let told = attached.map_or_else(|error| error, &mut fill).is_trainer_unavailable();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
@@ -157,7 +157,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
             while shared.counts().filling < BUFFERS && begun.elapsed() < LONG {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // SAFETY: ends this process as from outside.
+            // SAFETY: the call takes a number. It kills this process as another process would.
             unsafe { libc::raise(libc::SIGKILL) };
         });
         assert!(libc::WIFSIGNALED(trainer.wait()));
@@ -177,7 +177,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         let held = shared.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
         let mut child = Child::new(|| {
             assert!(worker.get(1, Duration::ZERO).is_err_and(|error| error.is_forked()));
-            // SAFETY: the child's copy, which it uses no more; the parent's is dropped by the parent.
+            // SAFETY: this is the child's copy, and the child does not use the original again. The parent drops its own copy.
             let mut buf = unsafe { ptr::read(&raw const buf) };
             assert_eq!(catch_panic(|| buf.as_slice().len()).or(catch_panic(|| buf.as_mut_slice().len())), None);
             // SAFETY: as above.
@@ -189,7 +189,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         });
         assert_eq!(child.wait(), 0);
         assert_eq!((shared.counts().filling, shared.counts().held, shared.worker_count()), (1, 1, 1));
-        // The parent's death is noticed though a child lives on.
+        // The parent's death is detected although its child is still alive.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut parent = Child::new(|| {
             let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
@@ -204,7 +204,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         let mut grandchild = [0; 4];
         std::io::Read::read_exact(&mut reader, &mut grandchild).unwrap();
         let recovered = shared.recover().unwrap();
-        // SAFETY: the process that the child started.
+        // SAFETY: the call takes numbers. The process is the grandchild created above.
         unsafe { libc::kill(i32::from_le_bytes(grandchild), libc::SIGKILL) };
         assert_eq!(recovered, 1);
     });

@@ -87,7 +87,7 @@ fn a_ticket_is_received_once_and_by_its_own_buffers_alone() {
     refused(&shared, &Ticket::from_bytes(&forged).unwrap(), "length");
     forged[4] = 77;
     refused(&shared, &Ticket::from_bytes(&forged).unwrap(), "there are 2 buffers");
-    assert_eq!(again.iter().filter(|ticket| shared.receive(ticket).is_ok()).count(), 2, "nothing was lost meanwhile");
+    assert_eq!(again.iter().filter(|ticket| shared.receive(ticket).is_ok()).count(), 2, "no buffer was lost");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
     let worker = attach(&shared);
     let held = shared.receive(&sent(&worker, b"kept", 0)).unwrap();
     drop(shared);
-    assert_eq!(*held.wait_slice().unwrap(), b"kept", "what was received stays usable");
+    assert_eq!(*held.wait_slice().unwrap(), b"kept", "a received buffer stays usable");
     drop(held);
     pool.get(50 * mib).unwrap();
     let exact = Pool::builder()
@@ -197,17 +197,17 @@ fn the_descriptor_of_another_process_is_opened_through_proc() {
 }
 
 fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
-    // SAFETY: a string of C and flags.
+    // SAFETY: the call reads a C string and takes flags.
     let made = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
-    // SAFETY: a new descriptor.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let file = unsafe { File::from_raw_fd(made) };
     file.set_len(bytes).unwrap();
-    // SAFETY: a descriptor of this process.
+    // SAFETY: the call takes a descriptor of this process and writes to no memory.
     unsafe { libc::fcntl(made, libc::F_ADD_SEALS, seals) };
     file.into()
 }
 
-/// The file of `shared` with other bytes, as its own file.
+/// Returns a copy of the file of `shared`, with bytes changed by `change`.
 fn changed(shared: &SharedPool, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
     let mut bytes = Vec::new();
     let mut file = File::from(shared.as_fd().try_clone_to_owned().unwrap());
@@ -217,7 +217,7 @@ fn changed(shared: &SharedPool, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
     let copy = memory_file(0, 0);
     let mut copy = File::from(copy);
     copy.write_all(&bytes).unwrap();
-    // SAFETY: a descriptor of this process.
+    // SAFETY: the call takes a descriptor of this process and writes to no memory.
     unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
     copy.into()
 }

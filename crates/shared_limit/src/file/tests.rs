@@ -4,35 +4,35 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::*;
 use pinpool_os::fork;
 
-/// A forked child, killed and waited for at the latest by its drop.
+/// A forked child. Dropping it kills the process and waits for its end.
 pub(crate) struct Child(pub(crate) libc::pid_t);
 
 impl Child {
-    /// Runs `work`, reports that by one byte, keeps what it returned, and sleeps.
+    /// Forks a child that runs `work`, reports the outcome by one byte, keeps the result, and sleeps.
     pub(crate) fn that<T>(work: impl FnOnce() -> T) -> Self {
         let (mut ends, mut byte) = ([0; 2], 0_u8);
-        // SAFETY: two descriptors are written.
+        // SAFETY: the call writes two descriptors.
         assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-        // SAFETY: just made, and owned by nobody else.
+        // SAFETY: the descriptors are new, and nothing else owns them.
         let [reader, writer] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
         // SAFETY: the child works on its one thread and never unwinds; the allocator survives a fork.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // SAFETY: ends a child that nobody ends.
+            // SAFETY: the call takes a number. The alarm ends a child that the test has not killed.
             unsafe { libc::alarm(30) };
             let kept = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             let done = u8::from(kept.is_ok());
-            // SAFETY: writes one byte that is there.
+            // SAFETY: the call reads one byte, which is `done`.
             unsafe { libc::write(writer.as_raw_fd(), (&raw const done).cast(), 1) };
             loop {
-                // SAFETY: sleeps until a signal.
+                // SAFETY: the call only sleeps until a signal.
                 unsafe { libc::pause() };
             }
         }
         drop(writer);
         let child = Self(child);
-        // SAFETY: reads one byte into a place for it.
+        // SAFETY: the call writes at most one byte, into `byte`.
         assert_eq!(unsafe { libc::read(reader.as_raw_fd(), (&raw mut byte).cast(), 1) }, 1);
         assert_eq!(byte, 1, "the child's work succeeded");
         child
@@ -43,7 +43,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: the child is this test's own and not waited for before.
+        // SAFETY: this test created the child and has not waited for it yet.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         // SAFETY: as above.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
@@ -58,8 +58,7 @@ fn locks_end_with_their_process_despite_a_shared_description() {
     let again = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let other = LockFile::new(again(), &no_fork).unwrap();
     let held = again();
-    // The copy represents the descriptor of a child that was made between the opening and the listing, or by other means than
-    // `fork`.
+    // The copy represents the descriptor of a child that was created between opening and listing, or without `fork`.
     let _copy = held.try_clone().unwrap();
     let held = LockFile::new(held, &no_fork).unwrap();
     drop(no_fork);

@@ -8,13 +8,14 @@
 //! ```
 //!
 //! A member is one pool. Only its own slot contains its bytes, and each change is one store, so a member may die at any
-//! instruction and no total is left wrong. Its slot is then free, and the next claim that finds no room sets it to zero.
+//! instruction without leaving a wrong total. Its slot is then free, and the next claim that finds no room sets it to zero.
 //!
 //! A claim sums all slots and writes its own slot under the file's lock, which the kernel drops when its holder dies. If the
 //! holder is stopped (SIGSTOP) in these microseconds, claims of other processes are refused after 50 ms.
 //!
-//! While the members together want more than the limit, members above an even share release what is returned to them, and claim
-//! nothing that others wait for (`shares`). So a request is served even if other processes constantly use the whole limit.
+//! While the members together want more than the limit, members above an even share release the memory that is returned to
+//! them, and claim nothing that other members wait for (`shares`). So a request is served even if other processes constantly
+//! use the whole limit.
 //!
 //! The file is in `/dev/shm`, named after the user and the shared limit, and only that user may open it. The first pool that
 //! attaches while no member is alive sets the limit; the last member removes the file. If another program removes the file, its
@@ -85,7 +86,7 @@ struct Attached {
     generation: ForkGeneration,
     slots: Slots,
     slot: usize,
-    /// Locked for the time of a scan of the slots. In a forked child, a thread that does not exist may have the lock.
+    /// Locked while the slots are scanned. In a forked child, a thread that does not exist there may hold the lock.
     state: Mutex<MemberState>,
 }
 

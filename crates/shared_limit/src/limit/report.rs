@@ -40,7 +40,7 @@ pub struct SharedLimitMember {
     /// Whether this member is the pool that made the report.
     pub is_own: bool,
     /// Whether the process is in another PID namespace.
-    pub is_elsewhere: bool,
+    pub is_in_other_namespace: bool,
     /// Name of the pool; empty if it has none.
     pub pool: String,
     /// Bytes that the pool holds, including bytes that it is pinning or releasing.
@@ -79,7 +79,7 @@ impl SharedLimitReport {
 impl fmt::Display for SharedLimitMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, pool, held_bytes, idle_bytes, wanted_bytes, .. } = self;
-        let namespace = if self.is_elsewhere { " in another namespace" } else { "" };
+        let namespace = if self.is_in_other_namespace { " in another namespace" } else { "" };
         let pool = if pool.is_empty() { "unnamed" } else { pool };
         write!(f, "process {pid}{namespace} ({pool}) holds {}, {} idle", Size(*held_bytes), Size(*idle_bytes))?;
         if *wanted_bytes > 0 { write!(f, ", and waits for {}", Size(*wanted_bytes)) } else { Ok(()) }
@@ -106,7 +106,7 @@ impl SharedLimitMember {
         let name = (NAME..SLOT_WORDS).flat_map(|word| get(word).to_ne_bytes()).collect::<Vec<_>>();
         Self {
             pid: u32::try_from(get(PROCESS)).unwrap_or_default(),
-            is_elsewhere: get(NAMESPACE) != namespace(),
+            is_in_other_namespace: get(NAMESPACE) != namespace(),
             pool: String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned(),
             held_bytes: get(HELD),
             idle_bytes: get(IDLE).min(get(HELD)),

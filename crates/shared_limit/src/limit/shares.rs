@@ -118,7 +118,7 @@ mod tests {
     fn an_owner_above_the_level_gives_and_does_not_claim_it_back() {
         let other = [wants(0, 14, 1)];
         assert!(owes(&holds(56), &other, 64));
-        assert_eq!(claimable_bytes(&holds(42), &other, 64, 22, 14), 8, "what the other leaves");
+        assert_eq!(claimable_bytes(&holds(42), &other, 64, 22, 14), 8, "room beyond the want of the other");
         assert_eq!(claimable_bytes(&other[0], &[wants(42, 14, 2)], 64, 22, 14), 22);
         // After the other member was served:
         assert_eq!(claimable_bytes(&holds(42), &[holds(14)], 64, 8, 14), 8);
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn members_do_not_change_places() {
         let others = [wants(22, 7, 1), wants(16, 6, 2)];
-        assert!(!owes(&wants(22, 7, 3), &others, 64), "another would have as much as this one has");
+        assert!(!owes(&wants(22, 7, 3), &others, 64), "the other member would have as much as this one");
         assert!(owes(&wants(30, 7, 3), &others, 64));
         // Four members have one buffer each, and there is no room for a fifth: they take turns.
         assert!(owes(&holds(14), &[holds(14); 3].into_iter().chain([wants(0, 14, 1)]).collect::<Vec<_>>(), 64));
@@ -149,7 +149,7 @@ mod tests {
         let own = wants(0, 50, 2);
         let claimable = |own: &Demand, other: Demand| claimable_bytes(own, &[other], 64, 64, 50);
         assert_eq!((claimable(&own, other), claimable(&other, own)), (14, 64));
-        assert_eq!(claimable(&holds(0), other), 14, "one that has not waited comes last");
+        assert_eq!(claimable(&holds(0), other), 14, "a member that has not waited comes last");
         assert!(owes(&holds(50), &[own], 64) && owes(&holds(20), &[own], 64) && !owes(&holds(14), &[own], 64));
     }
 

@@ -27,7 +27,7 @@ impl Named {
         SharedLimit::attach(&self.0, None, 100).unwrap_err()
     }
 
-    /// A different file in place of the shared limit's file.
+    /// Replaces the contents of the shared limit's file.
     fn write(&self, bytes: &[u8]) {
         fs::write(self.path(), bytes).unwrap();
         fs::set_permissions(self.path(), Permissions::from_mode(0o600)).unwrap();
@@ -38,7 +38,7 @@ impl Named {
     }
 }
 
-/// Changes a want of `member` that it has no other of.
+/// Sets `want` of `member` to `bytes`, and the bytes that it needs in all to the same number.
 fn want(member: &SharedLimit, want: &Want, bytes: u64) {
     member.set_want(want, bytes, bytes);
 }
@@ -62,7 +62,7 @@ fn members_claim_under_the_limit_of_the_first() {
     assert_eq!((report.members[0].pool.as_str(), report.members[0].is_own), ("two", true));
     assert_eq!(report.members.len(), 2);
     drop(second);
-    assert!(first.claim(100), "what the other held is free");
+    assert!(first.claim(100), "the other member's bytes are free");
     assert_eq!(super::report(&named.0).unwrap().unwrap().held_bytes, 100);
     assert!(names().contains(&named.0));
     drop(first);
@@ -119,15 +119,15 @@ fn requests_and_returns_wake_each_member_until_it_leaves() {
     first.watch(move |is_wanted, _| sender.send(("first", is_wanted)).is_ok()).unwrap();
     second.watch(move |is_wanted, _| of_second.send(("second", is_wanted)).is_ok()).unwrap();
     let hears = |what: (&str, bool)| {
-        while noticed.recv_timeout(Duration::from_secs(60)).expect("the thread hears of it") != what {}
+        while noticed.recv_timeout(Duration::from_secs(60)).expect("the thread is notified") != what {}
     };
     want(&second, &Want::default(), 10);
     hears(("first", true));
     first.release(10);
-    // Also its own thread: it still wants memory.
+    // The release also wakes the second member, which still wants memory. No other member does, hence `false`.
     hears(("second", false));
     drop((first, second));
-    // Both threads have let go of the sender.
+    // Until both threads have dropped their senders.
     while noticed.recv_timeout(Duration::from_secs(60)).is_ok() {}
     assert!(matches!(noticed.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Disconnected)));
 }
@@ -139,7 +139,7 @@ fn wants_that_change_at_once_leave_no_want_behind() {
     let wants = <[Want; 4]>::default();
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            // Two threads change each of two wants, and two have one of their own.
+            // Two threads share each of two wants. The first two threads also have a separate want each.
             let (member, shared, own) = (&member, &wants[thread % 2], &wants[2 + thread % 2]);
             scope.spawn(move || {
                 for round in 0..5_000 {
@@ -203,30 +203,30 @@ fn the_bytes_of_a_killed_member_are_free_while_its_child_lives() {
     let named = Named::new("death");
     let own = named.attach("own", 100);
     let (mut ends, mut orphan) = ([0; 2], 0);
-    // SAFETY: two descriptors are written.
+    // SAFETY: the call writes two descriptors.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
     let member = Child::that(|| {
         let member = named.attach("killed", 100);
         assert!(member.claim(60));
-        // Its child keeps copies of everything that its parent has open and mapped, and owns nothing.
+        // The child inherits all files and mappings that its parent has open, but owns no slot.
         let child = Child::that(|| assert!(!member.claim(1) && member.report() == SharedLimitReport::default()));
-        // SAFETY: writes a number that is there.
+        // SAFETY: the call reads the number `child.0`.
         unsafe { libc::write(ends[1], (&raw const child.0).cast(), size_of::<libc::pid_t>()) };
         std::mem::forget(child);
         member
     });
-    // SAFETY: reads a number into a place for it.
+    // SAFETY: the call writes at most the size of `orphan`.
     assert_eq!(unsafe { libc::read(ends[0], (&raw mut orphan).cast(), size_of::<libc::pid_t>()) }, 4);
     for end in ends {
-        // SAFETY: this test's own descriptor, which is used no more.
+        // SAFETY: this test owns the descriptor and does not use it again.
         unsafe { libc::close(end) };
     }
     assert!(!own.claim(41) && own.report().members.len() == 2);
     member.kill();
     assert_eq!(own.report().members.len(), 1);
     assert!(own.claim(100));
-    // SAFETY: the child created above, which nobody else ends.
-    assert_eq!(unsafe { libc::kill(orphan, libc::SIGKILL) }, 0, "it lived all the time");
+    // SAFETY: the call takes numbers. `orphan` is the grandchild created above, which nothing else kills.
+    assert_eq!(unsafe { libc::kill(orphan, libc::SIGKILL) }, 0, "it is still alive");
 }
 
 #[test]
@@ -235,9 +235,9 @@ fn a_child_that_ends_leaves_the_slot_and_the_descriptors_of_its_parent() {
     let member = named.attach("", 100);
     assert!(member.claim(60));
     let child = Child::that(|| {
-        // Has the number of the descriptor that was closed.
+        // Reuses the number of the descriptor that the fork closed.
         let other = File::open("/dev/null").unwrap();
-        // SAFETY: the copy of the parent's object, which the parent drops in its own process.
+        // SAFETY: this is the child's copy of the object. The parent drops its own copy in its own process.
         drop(unsafe { std::ptr::read(&raw const member) });
         assert!(other.metadata().is_ok());
         std::mem::forget(other);
@@ -251,7 +251,7 @@ fn a_child_that_ends_leaves_the_slot_and_the_descriptors_of_its_parent() {
 fn only_the_file_of_a_killed_member_is_replaced() {
     let named = Named::new("header");
     drop(Child::that(|| named.attach("", 77)));
-    assert!(named.path().exists(), "a killed member removes nothing");
+    assert!(named.path().exists(), "a killed member leaves its file");
     let left = fs::read(named.path()).unwrap();
     let older = [&left[..16], &3_u64.to_ne_bytes(), &[0; 40]].concat();
     for killed in [&[][..], &[0; 11], &[0; 4096], &left[..8], &left, &older] {
@@ -287,7 +287,7 @@ fn a_foreign_file_is_refused_and_its_members_continue() {
     };
     for (bytes, text) in [
         (changed(2, 3), "has format 3, and this release of pinpool uses format 4: use the same release"),
-        // As in a container that shares the directory alone: no such segment, or another one of that number.
+        // As in a container that shares only the directory: no such segment, or another segment with that number.
         (changed(3, 0x7fff_ffff), "is used in another IPC namespace: share that too"),
         (changed(3, u64::MAX), "is used in another IPC namespace"),
         (changed(4, 1), "is used in another IPC namespace"),
@@ -322,7 +322,7 @@ fn members_of_a_removed_file_keep_memory_without_growing() {
     assert!(next.claim(70) && !first.claim(1));
     drop((first, second));
     assert_eq!(super::report(&named.0).unwrap().unwrap().held_bytes, 70);
-    // It was reported once.
+    // The loss was reported only once.
     assert_eq!(noticed.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Disconnected));
 }
 
@@ -332,11 +332,11 @@ fn a_member_with_a_closed_descriptor_leaves_its_slot_alone() {
     let member = named.attach("", 100);
     assert!(member.claim(60));
     let number = member.0.slots.locks().file().as_raw_fd();
-    // May be any file, also the same.
+    // Any file can take over the number, even the same file.
     let theirs = File::open(named.path()).unwrap();
-    // SAFETY: replaces the file behind a number, which the member must notice.
+    // SAFETY: the call replaces the file behind the number, which the member must notice.
     assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
-    // SAFETY: from now on this test's own.
+    // SAFETY: the member does not close the number any more, so this test owns it.
     let victim = unsafe { File::from_raw_fd(number) };
     let next = named.attach("", 100);
     assert!(next.claim(100) && !member.claim(1));

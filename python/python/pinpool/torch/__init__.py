@@ -4,9 +4,9 @@
     pinpool.torch.install(max_bytes="8GiB")
 
 From then on `pin_memory=True`, `Tensor.pin_memory()` and every library that requests pinned memory from torch use the pool. torch
-records each non-blocking copy, and the pool reuses a block only after these copies. `torch.cuda.host_memory_stats()` shows the pool; its
-`active_requests` and `active_bytes` count the blocks that torch has not freed, without those in flight. From torch 2.15 on memory
-snapshots show the blocks in use and their history.
+reports each non-blocking copy, and the memory is reused only after these copies, also if it comes from `Pool.empty`, a `SharedPool`
+or a `Loader`. `torch.cuda.host_memory_stats()` shows the pool. Its `active_requests` and `active_bytes` count the blocks that torch has
+not freed, without those in flight. From torch 2.15 on, memory snapshots show the blocks in use and their history.
 
 The C++ interface of torch's host allocator differs between versions of torch; `host_allocator.cpp` implements it. Wheels contain
 this file compiled for the versions known when `build_wheels.sh` built them. For other versions, and after an installation from a
@@ -35,20 +35,21 @@ import numpy as np
 from .. import _arrays, _device, _pinpool
 from .._errors import AlreadyInstalledError, BackendError, PinpoolError
 from .._layout import map_items
+from .._log import logger
 from .._pool import Pool
 from . import _allocator, _limit
 
 if TYPE_CHECKING:
     import torch
 
-    from .._pinpool import _PoolSettings, _Time
+    from .._pinpool import _Time
+    from .._settings import PoolSettings
 
 __all__ = ["install", "installed_pool", "to_device", "uninstall"]
 
 #: `PINPOOL_TORCH_IN_USE` in host_allocator.cpp.
 _STATUS_IN_USE = 4
 
-_logger = logging.getLogger("pinpool")
 _lock = threading.Lock()
 #: The allocator, once it is loaded.
 _library: ctypes.CDLL | None = None
@@ -63,7 +64,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> Pool:
+def install(pool: Pool | None = None, /, **settings: Unpack[PoolSettings]) -> Pool:
     """Serves torch's pinned memory from a pool, and returns the pool.
 
     Call it once at startup, before any thread requests pinned memory. Memory pinned earlier stays with torch.
@@ -73,9 +74,9 @@ def install(pool: Pool | None = None, /, **settings: Unpack[_PoolSettings]) -> P
         settings: settings of a new `pinpool.Pool`, with other defaults. `max_bytes` is three quarters of the memory of the cgroup
             or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If several ranks run on a host without this variable, set
             `max_bytes`: the log line is then a warning, if `WORLD_SIZE` or `torch.distributed` shows it. With a `ledger` or the preset
-            `tensorflow`, `max_bytes` has the default of `Pool`. `backend` is "gpu"; memory is not pinned for the GPU if you name mlock
-            or heap, or if a pool with `on_full="pageable"` is full. `device` is torch's current GPU if torch has started CUDA, and
-            `name` is "torch".
+            `tensorflow`, `max_bytes` has the default of `Pool`. `backend` is "gpu". Memory is not pinned for the GPU with
+            `backend="mlock"` or `"heap"`, or while a pool with `on_full="pageable"` is full. `device` is torch's current GPU if torch has
+            started CUDA, and `name` is "torch".
 
     Raises:
         ImportError: torch cannot be imported.
@@ -157,8 +158,8 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
     """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of dicts, lists and tuples, to a GPU.
 
     A copy from pinned memory does not block; a copy from other memory may. Arrays become tensors. A `Batch` of `pinpool_loader` becomes a
-    dict of its decoded fields by name, with its labels as "labels" if all are ints. Other values stay as they are; tensors within other
-    objects are not copied, and in a dataclass they are refused.
+    dict of its decoded fields by their first name, with its labels as "labels" if all are ints. Other values stay as they are, but an
+    object with a method `to`, and a dataclass with a tensor or array, are refused.
 
         inputs, targets = pinpool.torch.to_device(batch)
         copied = pinpool.torch.to_device(loader_batch)  # copied["jpg"], copied["labels"]
@@ -167,7 +168,7 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
     is not reused before its copy has completed, so `batch` may be dropped immediately.
 
     Raises:
-        TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or a dataclass with one; a field of a `Batch`, other than
+        TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or has an object that is refused; a field of a `Batch`, other than
             the `label_field`, is not decoded, or is named "labels"; `device` is not a GPU, or not the GPU of `stream`.
         BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
     """
@@ -196,15 +197,13 @@ def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
 
     if hasattr(type(value), "__pinpool_arrays__"):  # A `Batch` of `pinpool_loader`.
         fields = {names: _copy(array, device, copied) for names, array in value.__pinpool_arrays__().items()}
-        return {name: field for names, field in fields.items() for name in names}
+        return {names[0]: field for names, field in fields.items()}
     if _is_movable(value):
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         copied.append(tensor)
         return tensor.to(device, non_blocking=True)
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping, Sequence)):
-        if any(_has_movable(getattr(value, field.name, None)) for field in dataclasses.fields(value)):
-            raise TypeError(f"the tensors of a {type(value).__name__} would not be copied: pass them in a dict, list or tuple")
-        return value
+    if not isinstance(value, (Mapping, Sequence)) and _has_movable(value):
+        raise TypeError(f"the tensors of a {type(value).__name__} would not be copied: pass them in a dict, list or tuple")
     return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
 
 
@@ -217,8 +216,10 @@ def _is_movable(value: Any) -> bool:
 
 
 def _has_movable(value: Any) -> bool:
-    """Returns whether `value` is a tensor or numeric array, or a nesting of dicts, lists, tuples and dataclasses with one."""
+    """Returns whether `value` is a tensor, a numeric array or another object with `to`, or a nesting of dicts, lists, tuples and
+    dataclasses with one."""
     is_found = _is_movable(value) or hasattr(type(value), "__pinpool_arrays__")
+    is_found = is_found or (hasattr(type(value), "to") and not isinstance(value, (Mapping, Sequence)))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
 
@@ -239,20 +240,20 @@ def _new_pool(**settings: Any) -> Pool:
         settings["backend"] = "gpu"
     if (default := _limit.default_limit(settings, os.environ, _pinpool._host_memory())) is not None:
         settings["max_bytes"], line = default
-        level = logging.WARNING if _limit.is_shared_by_unknown_ranks(os.environ) else logging.INFO
-        _logger.log(level, "%s", line)
+        level = logging.WARNING if _limit.has_unknown_local_ranks(os.environ) else logging.INFO
+        logger.log(level, "%s", line)
     return Pool(**{"name": "torch", **settings})
 
 
 def _warn_if_without_effect() -> None:
-    """Warns of settings of torch that are ignored, and if torch cannot pin memory."""
+    """Warns about torch settings that are ignored, and if torch cannot pin memory."""
     torch = sys.modules.get("torch")
     if torch is not None and not torch.cuda.is_available():
-        _logger.warning("torch no_gpu: torch finds no GPU, so torch cannot pin memory and DataLoader(pin_memory=True) has no effect")
+        logger.warning("torch no_gpu: torch finds no GPU, so torch cannot pin memory and DataLoader(pin_memory=True) has no effect")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         pinned = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip().startswith("pinned_")]
         if pinned:
-            _logger.warning(
+            logger.warning(
                 "torch setting: %s=%s has no effect while a pool serves torch's pinned memory; set PINPOOL_MAX_BYTES, "
                 "PINPOOL_MAX_IDLE_BYTES or PINPOOL_RESERVE instead",
                 name,

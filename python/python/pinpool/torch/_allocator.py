@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import sysconfig
 from pathlib import Path
 
 from .._errors import BackendError
+from .._log import logger
 
 #: The oldest version of torch with the interface that host_allocator.cpp implements.
 _OLDEST_TORCH = (2, 11)
@@ -22,8 +22,8 @@ _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 #: Allocators compiled for the versions of torch known when the wheel was built.
 _PREBUILT = Path(__file__).with_name("prebuilt")
 
-#: Compiles in a separate process, because a call in this process could only find ninja through this process's PATH, and torch repeats no
-#: failed build in one process.
+#: Compiles in a separate process, because a call in this process could only find ninja through this process's PATH, and torch does
+#: not repeat a failed build in the same process.
 _COMPILE = """
 import sys
 from torch.utils import cpp_extension
@@ -33,8 +33,6 @@ except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print(path)
 """
-
-_logger = logging.getLogger("pinpool")
 
 
 @functools.cache
@@ -65,13 +63,13 @@ def _load_prebuilt(version: str) -> ctypes.CDLL | None:
         # RTLD_NOW resolves all symbols now, so that an incompatible version of torch fails here and not in a later call.
         return ctypes.CDLL(os.fspath(path), os.RTLD_NOW)
     except OSError as error:
-        _logger.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, error)
+        logger.info("torch incompatible: the allocator in this wheel cannot be loaded by torch %s (%s), so it is compiled", version, error)
         return None
 
 
 def _compile(version: str) -> str:
     """Compiles the allocator for this version of torch, and returns its path."""
-    _logger.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
+    logger.info("torch compiling: compiling the allocator for torch %s once, which takes about ten seconds", version)
     # torch keeps one library per name, so another version of pinpool needs another name.
     source_digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     name = f"pinpool_torch_{re.sub(r'[^0-9A-Za-z_]', '_', version)}_{source_digest}"

@@ -19,12 +19,12 @@ _GRANULE = 2 << 20
 _NEUTRAL_VALUES = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
 
 
-def is_shared_by_unknown_ranks(environ: Mapping[str, str]) -> bool:
+def has_unknown_local_ranks(environ: Mapping[str, str]) -> bool:
     """Returns whether there are several ranks, and `LOCAL_WORLD_SIZE` does not tell how many of them are on this host."""
     world_size, distributed = environ.get("WORLD_SIZE", ""), sys.modules.get("torch.distributed")
-    is_initialized = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    num_ranks = distributed.get_world_size() if distributed is not None and is_initialized else 1
-    num_ranks = max(num_ranks, int(world_size) if world_size.isdecimal() else 1)
+    num_ranks = int(world_size) if world_size.isdecimal() else 1
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        num_ranks = max(num_ranks, distributed.get_world_size())
     return num_ranks > 1 and not environ.get("LOCAL_WORLD_SIZE", "").isdecimal()
 
 
@@ -46,7 +46,7 @@ def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memor
     rank_count = max(int(ranks), 1) if ranks.isdecimal() else 1
     share = max(total * _NUMERATOR // _DENOMINATOR // rank_count // _GRANULE, 1) * _GRANULE
     divisor = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
-    if is_shared_by_unknown_ranks(environ):
+    if has_unknown_local_ranks(environ):
         divisor = " for this process alone, because LOCAL_WORLD_SIZE is not set: all ranks of a host together may pin more than its memory"
     return share, (
         f"torch limit: max={_format_bytes(share)}: three quarters of {_format_bytes(total)} ({origin}){divisor}; "

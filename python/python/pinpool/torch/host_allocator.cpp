@@ -10,8 +10,8 @@
 // pinpool_torch_functions and CUDA only through torch's device guard, so a C++ compiler suffices to build it for the installed
 // version of torch. The oldest is 2.11; history and segments came with 2.15.
 //
-// Locks: one for `blocks_` and one for `captures_`. Neither is held while another lock is taken, or during a call of the pool or
-// of torch's allocator. torch's filters of captures are called under the second lock.
+// Locks: one for `blocks_` and one for `captures_`. Neither is held while another lock is taken, or during a call to
+// the pool or to torch's allocator. torch's capture filters are called under the second lock.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -51,6 +51,7 @@ struct pinpool_torch_totals {
   int64_t pin_calls, pin_micros, pin_micros_max, pin_micros_min;
   int64_t unpin_calls, unpin_micros, unpin_micros_max, unpin_micros_min;
 };
+static_assert(sizeof(pinpool_torch_totals) == 15 * sizeof(int64_t), "torch.rs has the same size");
 
 // A stream by its driver handle.
 struct pinpool_torch_stream {
@@ -78,6 +79,9 @@ struct pinpool_torch_functions {
   void (*totals)(void* pool, pinpool_torch_totals* totals);
   // Returns 1 if the stream captures a graph; 0 also if that is unknown.
   int (*is_capturing)(const pinpool_torch_stream* stream);
+  // If the address is in a buffer of any pool that torch did not request, records the stream on the buffer and returns 1.
+  // Otherwise returns 0.
+  int (*record)(const void* address, const pinpool_torch_stream* stream);
 };
 
 } // extern "C"
@@ -286,7 +290,7 @@ class PoolHostAllocator final : public at::HostAllocator {
     default_copy_data(to, from, bytes);
   }
 
-  // Fences are recorded only when the block is freed, because torch uses it until then.
+  // Called after each non-blocking copy. Fences for a block are recorded only when it is freed, because torch uses it until then.
   bool record_event(void* pointer, void* context, c10::Stream stream) override {
     {
       const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -302,7 +306,7 @@ class PoolHostAllocator final : public at::HostAllocator {
         return true;
       }
     }
-    return torch_allocator_->record_event(pointer, context, stream);
+    return functions_.record(pointer, native_streams({stream}).data()) != 0 || torch_allocator_->record_event(pointer, context, stream);
   }
 
   void empty_cache() override {
@@ -346,7 +350,7 @@ class PoolHostAllocator final : public at::HostAllocator {
     bytes_.reset_accumulated();
   }
 
-  // The pool has the all-time peak of its bytes only. Other peaks are kept here, as observed by get_stats().
+  // The pool has only the all-time peak of its bytes. Other peaks are kept here, as observed by get_stats().
   void reset_peak_stats() override {
     const auto now = totals();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
@@ -478,7 +482,7 @@ class PoolHostAllocator final : public at::HostAllocator {
     return std::any_of(captures_.begin(), captures_.end(), [&](const auto& capture) { return capture.second(stream); });
   }
 
-  static std::vector<pinpool_torch_stream> native(const std::vector<c10::Stream>& streams) {
+  static std::vector<pinpool_torch_stream> native_streams(const std::vector<c10::Stream>& streams) {
     std::vector<pinpool_torch_stream> natives;
     if (!streams.empty()) {
       const c10::impl::VirtualGuardImpl device(kDevice);
@@ -490,7 +494,7 @@ class PoolHostAllocator final : public at::HostAllocator {
     return natives;
   }
 
-  // torch's device guard reports it from 2.15 on, before that the driver.
+  // From 2.15 on torch's device guard reports this; before that, the driver does.
   bool is_capturing([[maybe_unused]] const Block& block, [[maybe_unused]] const std::vector<pinpool_torch_stream>& streams) const {
 #if PINPOOL_TORCH_2_15
     if (block.streams.empty()) {
@@ -506,7 +510,7 @@ class PoolHostAllocator final : public at::HostAllocator {
   // The block is counted in `returning_`.
   void put(Block block) noexcept {
     try {
-      const auto streams = native(block.streams);
+      const auto streams = native_streams(block.streams);
       // A fence on a capturing stream would become part of the graph.
       if (!is_capturing(block, streams) && functions_.put(block.handle, streams.data(), streams.size()) == 0) {
         --returning_;

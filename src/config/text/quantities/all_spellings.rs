@@ -1,5 +1,5 @@
-//! Numbers next to every power of two and of ten, printed and read back; and every spelling that the parts below combine
-//! to, against one division in wide numbers.
+//! Numbers next to every power of two and of ten, printed and read back; and every spelling that combines the parts
+//! below, compared with one division in wide numbers.
 
 #![allow(clippy::print_stdout)] // How much was run.
 
@@ -25,7 +25,7 @@ const SIZE_UNITS: [(&str, u64); 17] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Up to three alongside each power of two, of ten and of sixty that has 64 bits.
+/// The numbers within three of each power of two, ten and sixty that fits into 64 bits.
 fn numbers() -> Vec<u64> {
     let powers = |base: u128| std::iter::successors(Some(1u128), move |power| power.checked_mul(base));
     let near = [2, 10, 60].into_iter().flat_map(powers).flat_map(|power| (0..7).map(move |step| power + step));
@@ -63,12 +63,12 @@ const WHOLE: [&str; 10] = [
 const FRACTIONS: [&str; 8] = ["", ".", ".0", ".5", ".25", ".125", ".001", ".999"];
 const EXPONENTS: [&str; 8] = ["", "e0", "E1", "e+3", "e6", "e9", "e15", "e19"];
 
-/// The number that these parts mean, in units of `scale`, cut off. `None`: it is over 2^64 - 1, or there is no digit.
+/// The number that these parts mean, in units of `scale`, truncated; `None` if it is over 2^64 - 1, or there is no digit.
 fn meant(whole: &str, fraction: &str, exponent: &str, scale: u64) -> Option<u64> {
     let places = fraction.trim_start_matches('.');
     let digits = format!("{whole}{places}").parse::<u128>().ok()?;
     let power = exponent.trim_start_matches(['e', 'E', '+']).parse().unwrap_or(0);
-    // What passes 128 bits is, divided by at most 1000, over 64.
+    // A number over 128 bits, divided by at most 1000, is still over 64 bits.
     let scaled = digits.checked_mul(scale.into())?.checked_mul(10u128.pow(power))?;
     u64::try_from(scaled / 10u128.pow(u32::try_from(places.len()).ok()?)).ok()
 }

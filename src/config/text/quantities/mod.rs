@@ -130,10 +130,8 @@ fn split_exponent(text: &str) -> Option<(usize, &str)> {
 /// Formats `bytes` in the largest binary unit without a remainder, so that [`parse_bytes`] reads the text back exactly.
 pub fn format_bytes(bytes: u64) -> String {
     let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() / 10).min(4) };
-    match LETTERS.chars().take(power as usize).last() {
-        Some(letter) => format!("{}{letter}iB", bytes >> (10 * power)),
-        None => format!("{bytes}B"),
-    }
+    let letter = LETTERS.chars().take(power as usize).last();
+    letter.map_or_else(|| format!("{bytes}B"), |letter| format!("{}{letter}iB", bytes >> (10 * power)))
 }
 
 /// Formats `time` in the largest unit, up to seconds, without a remainder, so that [`parse_duration`] reads the text back exactly.

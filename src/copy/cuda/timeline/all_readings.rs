@@ -1,5 +1,5 @@
-//! Readings next to every wrap of the low half, a reading in each 4096 of all that a word can hold, and all sequences of a
-//! few steps of a stream.
+//! Readings next to every wrap of the low half, every 4096th reading that a word can hold, and all sequences of a few
+//! steps of a stream.
 
 #![allow(clippy::cast_possible_truncation)] // The low half is meant.
 #![allow(clippy::print_stdout)] // The number of runs.
@@ -8,7 +8,7 @@ use super::*;
 
 /// Numbers next to the multiples of 2^31, which are the wraps of the low half and the points between them.
 fn numbers_at_wraps() -> impl Iterator<Item = u64> {
-    (0..8).flat_map(|half| (0..7).map(move |step| (half * SEQUENCE_WINDOW + step).saturating_sub(3))).chain([FIRST])
+    (0..8).flat_map(|half| (0..7).map(move |at| (half * SEQUENCE_WINDOW + at).saturating_sub(3))).chain([FIRST_NUMBER])
 }
 
 /// The result of `update` for a word that holds the low half of `number`.
@@ -25,8 +25,8 @@ fn a_reading_up_to_the_window_ahead_is_taken_and_any_other_ignored() {
     let next_to_edges = edges.flat_map(|edge: u64| (0..7).map(move |step| (edge + step).saturating_sub(3)));
     let evenly = (0..if cfg!(miri) { 0 } else { SEQUENCE_WINDOW / 4096 }).map(|step| step * 4096);
     for seen in numbers_at_wraps() {
-        // All of them from the number that every stream starts at.
-        let evenly = evenly.clone().filter(|_| seen == FIRST);
+        // Only from the number that every stream starts at.
+        let evenly = evenly.clone().filter(|_| seen == FIRST_NUMBER);
         for by in next_to_edges.clone().chain(evenly).filter(|&by| by < SEQUENCE_WINDOW) {
             assert_eq!(read(seen, seen + by), seen + by, "{seen}, {by} ahead");
             // 2^31 ahead and 2^31 behind are the same word, which counts as behind.
@@ -66,7 +66,7 @@ struct Stream {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Gives out the number so far after the last one; all between are assigned before it.
+    /// Assigns the number this far after the last one, and before it every number in between.
     GiveOut(u64),
     DoOne,
     DoHalf,
@@ -126,7 +126,7 @@ impl Stream {
 fn all_short_sequences_of_a_stream_through_the_wrap_are_read_exactly() {
     let steps = if cfg!(miri) { 3 } else { 6 };
     let mut sequences = 0;
-    for first in [0, FIRST, u64::from(u32::MAX), (1 << 32) + SEQUENCE_WINDOW - 1] {
+    for first in [0, FIRST_NUMBER, u64::from(u32::MAX), (1 << 32) + SEQUENCE_WINDOW - 1] {
         sequences += Stream { seen: first, given_out: first, done: first, old: first }.all_sequences(steps);
     }
     println!("{sequences} sequences of {steps} steps");

@@ -55,7 +55,7 @@ const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// The id of a free word. No stream has it, because drivers number streams from small numbers.
 const NO_STREAM: u64 = u64::MAX;
 /// The initial number. It is shortly before the first wrap of the low half, so that 64 copies of a stream pass one.
-const FIRST: u64 = (1 << 32) - 64;
+const FIRST_NUMBER: u64 = (1 << 32) - 64;
 
 /// Bytes that this process has pinned for timelines.
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -225,13 +225,13 @@ impl TimelinePages {
             // SAFETY: inside the page, aligned, and never freed (timeline-I2).
             let word = unsafe { AtomicU32::from_ptr(word) };
             #[allow(clippy::cast_possible_truncation)] // The low half is meant.
-            word.store(FIRST as u32, Ordering::Relaxed);
+            word.store(FIRST_NUMBER as u32, Ordering::Relaxed);
             &*Box::leak(Box::new(Timeline {
                 word,
                 address: device + offset as u64,
-                sequence: Sequence::new(FIRST),
+                sequence: Sequence::new(FIRST_NUMBER),
                 id: AtomicU64::new(NO_STREAM),
-                last: Mutex::new(FIRST),
+                last: Mutex::new(FIRST_NUMBER),
                 pages: self,
                 context,
             }))
@@ -285,8 +285,8 @@ impl TimelineFence {
     }
 }
 
-// SAFETY: the stream writes the number after the work, and the word only grows (timeline-I1), also through the wraps of its
-// low half (timeline-I4).
+// SAFETY: the stream writes the number after the work, and the word only grows (timeline-I1), even when its low half
+// wraps (timeline-I4).
 unsafe impl Fence for TimelineFence {
     fn is_complete(&self) -> Result<bool> {
         if self.is_reached() {

@@ -7,19 +7,19 @@
 //!   order = age (40 bits) | sequence (24 bits)
 //! ```
 //!
-//! A push writes three links and the order, and a take writes one link. These writes are few because the lock's next atomic
-//! exchange waits until they have reached the cache. Each push increments the order, so the number of puts is the order less
+//! A push writes three links and the order, and a take writes one link. The writes are kept few because the lock's next atomic
+//! exchange waits until they have reached the cache. Each push increments the order, so the number of puts is the order minus
 //! the orders that ages have skipped. There is no list of all entries: the oldest entry is the oldest of some class, so an
 //! eviction compares a lower bound for each class. Only evictions raise the bounds of marked classes. With ages of 10 ms the
-//! order lasts for 348 years. If more than 2^24 puts come between two ages, the order carries into the next age: the entries
+//! order lasts for 348 years. If more than 2^24 puts occur between two ages, the order carries into the next age: the entries
 //! put from then on seem an age younger than they are, until a later age begins.
 //!
-//! The links are in the entries, so a list allocates only once after its creation: its first mark makes the heads, the marks
-//! and the bounds. Until then the list uses heads that all lists share, so that a shard that no thread uses has no heads. The
-//! list has no lock and no limit.
+//! The links are in the entries, so a list allocates only once after its creation: its first mark allocates the heads,
+//! the marks and the bounds. Until then the list uses heads that all lists share, so that a shard that no thread uses
+//! has no heads. The list has no lock and no limit.
 //!
 //! - **list-I1**: A node is a head of this list, or an entry that a push leaked from its box. Such an entry is in exactly one
-//!   class list until a take makes it a box again, and meanwhile only this list reaches it.
+//!   class list until a take turns it back into a box, and until then only this list reaches it.
 //! - **list-I2**: Orders rise from the oldest entry of a class to its newest, and no entry has a higher order than the list
 //!   itself.
 //! - **list-I3**: `above` of the newest entry and of the head of an empty class are stale and never followed.
@@ -46,8 +46,8 @@ pub(super) const fn age_of(order: u64) -> u64 {
 
 /// The most classes of a list: all classes of a pool.
 pub(super) const CLASSES_MAX: u32 = EIGHTHS_CLASSES;
-/// Heads with null links. The compiler makes them: with lazy initialization, a child that is forked while another thread makes
-/// them would wait forever.
+/// Heads with null links. Initialized at compile time: with lazy initialization, a child forked while another thread
+/// initializes them would wait forever.
 static SHARED_HEADS: [[usize; 2]; CLASSES_MAX as usize] = [[0; 2]; CLASSES_MAX as usize];
 const _: () = assert!(size_of::<[usize; 2]>() == size_of::<Links>() && align_of::<usize>() == align_of::<Links>());
 
@@ -250,8 +250,8 @@ impl<T> FreeList<T> {
     /// Returns the head of class `at`, which must exist.
     #[inline(always)]
     fn head(&self, at: usize) -> *mut Links {
-        // The callers ensure that the head is in the allocation. Wrapping, so that no class makes the addition itself
-        // undefined.
+        // The callers ensure that the head is in the allocation. Wrapping, so that the addition itself is defined for
+        // every class.
         self.heads.as_ptr().wrapping_add(at)
     }
 

@@ -1,9 +1,9 @@
-//! A lock of one byte around short sections: some ten instructions on the fast path.
+//! A one-byte lock around short sections: about ten instructions on the fast path.
 //!
 //! The fast path enters by one atomic exchange, leaves by one store and never waits: if the lock is held or the slow path is
 //! required, the thread takes the slow path. A section calls neither user code nor the driver, and allocates only for the first
-//! mark of a list. So a thread inside is rarely late unless the kernel preempted it. Threads that wait spin, then yield, then
-//! sleep, so that a real-time thread lets the holder run.
+//! mark of a list. So a thread rarely stays inside for long unless the kernel preempts it. Waiting threads spin, then
+//! yield, then sleep, so that a real-time thread lets the holder run.
 //!
 //! - **lock-I1**: At most one thread is inside: the thread that found a state other than [`HELD`] in its exchange.
 //! - **lock-I2**: A thread that leaves restores the state that it found, unless it sets or clears the slow-path flag. So one
@@ -255,7 +255,7 @@ mod tests {
                 schedule(waiting, libc::SCHED_OTHER, 0);
             }
             // A kernel that limits the time of real-time threads also ends the wait of a thread that never sleeps, but late.
-            assert!(!real_time || result.is_ok_and(|sleeps| sleeps > 0), "it waits without sleep: {result:?}");
+            assert!(!real_time || result.is_ok_and(|sleeps| sleeps > 0), "it waits without sleeping: {result:?}");
         });
         assert_eq!(lock.with(|n| *n), 2);
     }

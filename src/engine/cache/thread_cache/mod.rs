@@ -16,7 +16,7 @@
 //!   cache line, and loader threads do not contend.
 //! - **Limit**: a return only counts its buffer. A miss, a slow return or a maintenance tick calls
 //!   [`ThreadCache::evict_over_limit`] until the cache is back at its limit.
-//! - **Ages** are numbered: a return belongs to the last age that the user of the cache began before it.
+//! - **Ages** are numbered: a return belongs to the last age that the cache's user began before it.
 //!
 //! A thread that has cached its shard uses the *fast path* to take and return buffers: one atomic exchange and one store. The
 //! fast path is closed while a request waits for a buffer or another member of the shared limit wants memory, and once the cache
@@ -27,8 +27,8 @@
 //!
 //! # Invariants
 //!
-//! - **cache-I1**: A take finds an idle buffer of its class, in whichever shard it is, if the buffer was put before the take
-//!   began and no other thread takes it first.
+//! - **cache-I1**: A take finds an idle buffer of its class in any shard, if the buffer was put before the take began
+//!   and no other thread takes it first.
 //! - **cache-I2**: If [`ThreadCache::evict_over_limit`] is called until it returns `None`, and no other operation runs
 //!   meanwhile, no more buffers are idle than the limit allows. Buffers in remote lists do not count until they are collected.
 //! - **cache-I3**: An eviction removes the buffer that was returned longest ago. This is exact on one thread. Between threads,
@@ -37,11 +37,12 @@
 //! - **cache-I5**: A hit in the thread's own shard writes no cache line that hits of other threads write.
 //! - **cache-I6**: While no operation runs, all counters are exact. Other threads find the buffers of a thread that has ended.
 //!
-//! # Why this shape
+//! # Why this design
 //!
 //! Entering and leaving a shard takes one exchange and one store, and any thread may take the lock. A lock that is biased to
-//! its owner with `membarrier` saved a tenth of a hit, but another thread must interrupt every core to take it. Without any
-//! lock, other threads could not reach the buffers of a sleeping thread. `docs/benchmarks.md` has the times of a hit.
+//! its owner with `membarrier` saved a tenth of the time of a hit, but another thread must interrupt every core to take
+//! it. Without any lock, other threads could not reach the buffers of a sleeping thread. `docs/benchmarks.md` has the
+//! times of a hit.
 //!
 //! An array of slots cannot tell which buffer is oldest without reading all of it, and one list of all buffers costs each hit
 //! four more writes. If shards could steal but had no remote lists, the copying thread would become the home of every buffer
@@ -116,11 +117,10 @@ impl<T> ThreadCache<T> {
         &self.shards[self.shard_of(current_slot())]
     }
 
-    /// Begins `age` and returns it: from now on puts belong to it. Begins a later age instead, and returns that, if earlier
-    /// puts already belong to `age` or a later age: more puts came in one age than an order can count, so the order has
-    /// carried.
+    /// Begins `age` and returns it: from now on puts belong to it. Begins and returns a later age instead if earlier puts
+    /// already belong to `age` or a later age: one age had more puts than an order can count, so the order has carried.
     pub(in crate::engine) fn begin_age(&self, age: u64) -> u64 {
-        // All shards, also unused ones: the first puts of a shard must not belong to an earlier age.
+        // All shards, including unused ones: the first puts of a shard must not belong to an earlier age.
         let newest = self.shards.iter().map(|shard| shard.begin_age(age)).max().unwrap_or(0);
         if newest < age { age } else { self.begin_age(newest + 1) }
     }
@@ -246,8 +246,8 @@ impl<T> ThreadCache<T> {
         }
     }
 
-    /// Recounts everything and compares it with the counters, while no operation runs. The error names the first number that
-    /// does not agree.
+    /// Recounts everything and compares it with the counters, while no operation runs. The error names the first number
+    /// that differs.
     #[cfg(test)]
     fn validate(&self) -> Result<(), String> {
         for (at, shard) in self.shards.iter().enumerate() {

@@ -66,8 +66,8 @@ fn loom_the_home_shard_or_a_stealing_thread_takes_each_buffer() {
     });
 }
 
-/// A buffer that was idle before a take began is found while a third thread searches its shard. Fails if the bit is cleared
-/// before the search in such a way that no other bit tells of the shard.
+/// A buffer that was idle before a take began is found while a third thread searches its shard. Fails if clearing the
+/// bit before the search leaves no other bit for the shard.
 #[test]
 fn loom_a_remote_put_that_has_ended_is_found_although_a_third_thread_searches() {
     model(|| {
@@ -143,7 +143,7 @@ fn loom_a_return_that_races_with_seal_leaves_no_buffer_behind() {
     }
 }
 
-/// A cache in which shard 0 gave out the returned buffer: its class is marked there.
+/// A cache in which shard 0 handed out the returned buffer: its class is marked there.
 fn given_out() -> (Arc<ThreadCache<Watched>>, Box<Entry<Watched>>) {
     let cache = Arc::new(ThreadCache::new(1, 4, 2));
     assert!(put(&cache, 0, entry(0)));
@@ -169,7 +169,7 @@ fn loom_a_fast_put_is_found_although_a_steal_clears_the_mark() {
 }
 
 /// Holds even if the fast path reads the flag before it has the lock: the search removed the class's mark, so the fast put
-/// fails. The models of the lock and of the seal fail then.
+/// fails. With that change, the models of the lock and of the seal fail instead.
 #[test]
 fn loom_a_waiting_request_finds_a_fast_put_or_the_fast_put_fails() {
     model(|| {

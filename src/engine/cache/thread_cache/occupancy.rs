@@ -15,7 +15,7 @@
 //!
 //! A remote push either precedes step 2, which then finds its buffer, or follows step 2, and then the exchange of step 2 makes
 //! the cleared bit visible to the push, which sets it. The push and step 2 are acquire-release exchanges on the word of the
-//! remote list, so no fence is needed. If the push comes first, one of the two bits is set from the end of its put on, so a
+//! remote list, so no fence is needed. If the push comes first, one of the two bits is set once its put has ended, so a
 //! take that begins then visits the shard and waits for its lock.
 
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +76,7 @@ impl Occupancy {
         }
     }
 
-    /// Performs the steps 1 to 3 above; `collect` performs step 2. The caller holds the lock of `shard` and has removed the
+    /// Performs steps 1 to 3 above; `collect` performs step 2. The caller holds the lock of `shard` and has removed the
     /// mark.
     pub(super) fn search(&self, class: u32, shard: usize, collect: impl FnOnce()) {
         let Some((word, bit)) = self.bit(class, shard) else { return };

@@ -18,7 +18,7 @@
 //!   path need not: it compares no ages, and pushes its own returns in their order.
 //! - **shard-I3**: No entry in the free list has an order below `oldest`.
 //! - **remote-I1**: An entry in the remote list was leaked from its box in `push`. Only the thread that took the list by an
-//!   exchange follows its links, and makes each entry a box again.
+//!   exchange follows its links, and turns each entry back into a box.
 #![allow(unsafe_code)] // The fast path does not check that a class exists, and the remote list is a chain of raw pointers.
 
 use super::Counts;
@@ -99,7 +99,7 @@ impl<T> Shard<T> {
     ///
     /// # Safety
     ///
-    /// `entry` is open to this shard ([`Entry::is_of`]): this shard handed it out, so its class exists.
+    /// `entry` must be open to this shard ([`Entry::is_of`]): this shard handed it out, so its class exists.
     #[inline(always)]
     pub(crate) unsafe fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
         debug_assert!(entry.is_of::<Self>(self));
@@ -294,7 +294,7 @@ impl<T> Shard<T> {
         }
     }
 
-    /// Moves the remote list's entries into the free list. Makes its exchange even if the remote list is empty: a push that
+    /// Moves the remote list's entries into the free list. Performs the exchange even if the remote list is empty: a push that
     /// this exchange does not see then sees what this thread did before.
     fn collect_all(&self, list: &mut FreeList<T>) {
         if !self.remote.is_sealed() {

@@ -1,5 +1,5 @@
-//! The cache with chosen slots and homes, on one thread against a naive model, and on many threads with balanced counters
-//! afterwards.
+//! The cache with chosen slots and homes: compared with a naive model on one thread, and run on many threads, after
+//! which the counters must balance.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -267,7 +267,7 @@ fn put_back(cache: &ThreadCache<AtomicBool>, done: &Done, buffer: Buffer) {
     }
 }
 
-/// Gets, puts, sends and receives; one also evicts, drains, changes the limit and reads counters.
+/// Takes, returns, sends and receives buffers; one thread also evicts, drains, changes the limit and reads counters.
 fn work(
     cache: &ThreadCache<AtomicBool>,
     done: &Done,
@@ -289,7 +289,7 @@ fn work(
                 count_one(if buffer.is_some() { &done.hits } else { &done.misses });
                 let buffer = buffer.unwrap_or_else(|| Entry::new(class, BYTES, AtomicBool::new(false)));
                 assert_eq!(buffer.class(), class);
-                assert!(!buffer.swap(true, Ordering::Relaxed), "two threads have one buffer");
+                assert!(!buffer.swap(true, Ordering::Relaxed), "two threads have the same buffer");
                 held.push(buffer);
             }
             7..11 => held.pop().into_iter().for_each(|buffer| put_back(cache, done, buffer)),
@@ -339,8 +339,8 @@ fn check_balance(shards: usize, seal: bool) {
         .map(|number| number.load(Ordering::Relaxed));
     let counts = cache.counts();
     assert_eq!((counts.hits, counts.puts), (hits, puts - rejected));
-    assert_eq!(hits + misses, puts, "every buffer that was taken was put");
-    assert_eq!(counts.puts, hits + removed + counts.idle, "each buffer that was kept left once or is here");
+    assert_eq!(hits + misses, puts, "every taken buffer was returned");
+    assert_eq!(counts.puts, hits + removed + counts.idle, "each kept buffer has left once or is still here");
     assert_eq!(counts.idle_bytes as u64, counts.idle * BYTES as u64);
     assert!(cfg!(miri) || removed > 1000, "{removed} removed");
 

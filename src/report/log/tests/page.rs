@@ -1,5 +1,5 @@
-//! docs/log-lines.md, made of the comments of the rows, and docs/data/log-lines.txt, the lines that they print:
-//! `UPDATE_DOCS=1 cargo test --lib log_lines` writes both.
+//! docs/log-lines.md, generated from the comments of the rows, and docs/data/log-lines.txt, the lines that they print:
+//! `UPDATE_DOCS=1 cargo test --lib report::log` writes both.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -49,7 +49,7 @@ fn examples() -> Vec<captured::Line> {
     });
     let dump = Dump {
         device: "host".to_owned(),
-        owners: Vec::new(),
+        holders: Vec::new(),
         stats: usage.clone(),
         longest_free_bytes: 0,
         host: None,
@@ -169,7 +169,7 @@ fn the_page_lists_each_log_line_with_an_example() {
     let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs");
     let (path, examples) = (docs.join("log-lines.md"), docs.join("data/log-lines.txt"));
     let page = fs::read_to_string(&path).expect("the page can be read");
-    let (begin, end) = ("<!-- made from the code: UPDATE_DOCS=1 cargo test --lib log_lines -->\n", "<!-- end -->");
+    let (begin, end) = ("<!-- made from the code: UPDATE_DOCS=1 cargo test --lib report::log -->\n", "<!-- end -->");
     let (before, rest) = page.split_once(begin).expect("the page has its marks");
     let (found, behind) = rest.split_once(end).expect("the page has its marks");
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -177,6 +177,6 @@ fn the_page_lists_each_log_line_with_an_example() {
         fs::write(&examples, lines).expect("the examples can be written");
     } else {
         let is_current = found == made && fs::read_to_string(&examples).is_ok_and(|found| found == lines);
-        assert!(is_current, "docs/log-lines.md or its examples are stale: UPDATE_DOCS=1 cargo test --lib log_lines");
+        assert!(is_current, "docs/log-lines.md or its examples are stale: UPDATE_DOCS=1 cargo test --lib report::log");
     }
 }

@@ -12,7 +12,7 @@ fn failed_releases_hold_back_no_other_and_are_logged_once() {
     for (sim, source) in each_sim() {
         let held_bytes = || sim.sums.lock().pinned_bytes;
         let (pool, clock) = with_manual_clock(over(source.clone()));
-        // A used buffer after each idle one, so that no two are released by one call; and a region for each.
+        // A used buffer after each idle one, so that no call releases two of them; and a region for each buffer.
         let held: Vec<_> = (0..20).map(|_| pool.get(25 * MIB).unwrap()).collect();
         let mut between = Vec::new();
         for (at, buffer) in held.into_iter().enumerate() {

@@ -39,7 +39,7 @@ fn over_both() -> [PoolBuilder; 2] {
     [over_virtual_memory(), over_separate_regions()]
 }
 
-/// Advances the clock once, polls once.
+/// Advances the clock once and polls once.
 fn after_seconds(clock: &ManualClock, pool: &Pool, seconds: u64) -> Stats {
     clock.advance_us(seconds * 1_000_000);
     pool.maintain();
@@ -51,7 +51,7 @@ fn ten_idle_granules(pool: &Pool) {
     drop((0..10).map(|_| pool.get(2 * MIB).unwrap()).collect::<Vec<_>>());
 }
 
-/// Gets until one fails.
+/// Requests buffers until a request fails.
 fn fill(pool: &Pool, len: usize) -> Vec<PinnedBuf> {
     std::iter::from_fn(|| pool.get(len).ok()).collect()
 }

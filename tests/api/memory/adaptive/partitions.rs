@@ -54,7 +54,7 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
                 });
                 until_waits(eval, at as u64 + 1);
             }
-            // The pool serves others immediately, and also what is hit.
+            // The pool still serves other requests immediately, hits included.
             (0..20).for_each(|_| drop(pool.get_with(Request::new(16 * MIB).timeout(Duration::ZERO)).unwrap()));
             assert_eq!((pool.stats().requests.waiting, pool.stats().requests.waits), (0, 0));
             let [first, second] = held;

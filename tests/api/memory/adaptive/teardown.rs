@@ -1,4 +1,4 @@
-//! The end of a pool releases everything, once.
+//! The end of a pool releases everything exactly once.
 
 use std::sync::Barrier;
 use std::thread;
@@ -42,7 +42,7 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
 
 #[test]
 fn the_maintenance_thread_releases_idle_memory_and_ends_after_the_last_pool() {
-    // Other tests have pools too, and the thread is one for the process.
+    // Other tests have pools too, and all pools of a process share the thread.
     alone(|| {
         let [(sim, source), _] = each_sim();
         let held_bytes = || sim.sums.lock().pinned_bytes;
@@ -52,18 +52,18 @@ fn the_maintenance_thread_releases_idle_memory_and_ends_after_the_last_pool() {
         let (pool, other) = (builder().build().unwrap(), builder().build().unwrap());
         assert_eq!(threads_named("pinpool-maint"), 0, "nothing needs it yet");
         drop((pool.get(2 * MIB).unwrap(), other.get(2 * MIB).unwrap()));
-        // One for both, once it has taken its name.
+        // One thread for both pools, once it has set its name.
         until("one thread", || threads_named("pinpool-maint") == 1);
         assert!(held_bytes() > 0);
         clock.advance_us(60_000_000);
-        // No thread calls the pools, and their memory is released all the same.
+        // Nothing calls the pools, but their memory is released anyway.
         until("its memory is released", || held_bytes() == 0);
         drop((pool, other));
         until("the thread ends", || threads_named("pinpool-maint") == 0);
         assert_eq!(ranges(&source), 0);
         let later = builder().build().unwrap();
         drop(later.get(2 * MIB).unwrap());
-        // It starts again.
+        // The thread starts again.
         until("one thread", || threads_named("pinpool-maint") == 1);
     });
 }

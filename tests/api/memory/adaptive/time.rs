@@ -35,7 +35,7 @@ fn idle_memory_leaves_the_cache_after_10_s_and_the_arena_after_60() {
 fn five_minutes_without_a_miss_lower_a_raised_limit() {
     listen();
     let (pool, clock) = with_manual_clock(over_virtual_memory().pool_size_limit(200));
-    // After 200 puts each one evicts, and the thousandth eviction is a check.
+    // After 200 returns, each return evicts, and the thousandth eviction is a check.
     drop((0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect::<Vec<_>>());
     assert_eq!(valid_stats(&pool).limits.pool_size_limit, 220);
     lines();

@@ -15,7 +15,7 @@ use super::{
     with_manual_clock,
 };
 
-/// Sizes that each miss although the memory for them is idle in another size. The last buffer is put when sizes vary.
+/// Requests sizes that each miss although idle memory of another size would suffice. By the last return, sizes vary.
 fn vary(pool: &Pool) {
     [16, 8, 14, 9, 13, 15, 10, 12, 11].into_iter().for_each(|mib| drop(pool.get(mib * MIB).unwrap()));
 }
@@ -33,7 +33,7 @@ fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
         let stats = valid_stats(&pool);
         assert_eq!((stats.requests.returned, stats.memory.idle), (12, idle + 1), "{stats:?}");
         assert!(stats.memory.pin.count <= 2, "one for the large, one for the small regions");
-        // A clear begins a new window.
+        // `clear` begins a new rate window.
         pool.clear();
         assert_eq!((rate_window(&pool).put, pool.stats().requests.returned), (0, 12));
         after_seconds(&clock, &pool, 60);
@@ -42,7 +42,7 @@ fn while_sizes_vary_large_buffers_merge_and_small_ones_keep_their_class() {
     }
 }
 
-/// As a training that is followed by an evaluation with a larger number of smaller batches.
+/// As when an evaluation with more and smaller batches follows a training.
 #[test]
 fn after_a_change_from_one_fixed_size_to_another_requests_hit_again() {
     for (pool, _clock) in over_both().map(with_manual_clock) {

@@ -394,7 +394,7 @@ pub(crate) fn close_of(context: usize, ends_work: bool) {
     }
 }
 
-/// Closes or opens the gate of one stream, by its handle or its number; 0 is the gate of all. Returns its number.
+/// Closes or opens the gate of one stream, by its handle or its number; 0 means all streams. Returns its number.
 pub(crate) fn hold(stream: usize, held: bool) -> usize {
     let mut streams = lock_streams();
     let number = streams.handles.get(&stream).copied().unwrap_or(stream);

@@ -93,7 +93,7 @@ pub(super) fn forget_numbers(messages: &mut Vec<Message>) {
         *messages = forgotten;
     }
     let forgotten = with_origins(messages, |_| None);
-    // Text in brackets may differ in each line, if each process has one message.
+    // Text in brackets may differ in each message if each process has only one.
     if is_many(messages, &['[', '(']) || pairs(&forgotten) * 2 > pairs(messages) * 3 {
         *messages = forgotten;
     }

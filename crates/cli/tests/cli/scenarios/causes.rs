@@ -45,7 +45,7 @@ fn throttled(program: &mut Program) -> Vec<(u32, PinnedBuf, u64)> {
 fn threads_that_wait_for_each_other_need_a_higher_limit() {
     let mut program = Program::one(|pool| pool.max_bytes(64 << 20));
     let held = throttled(&mut program);
-    // A variable would have no effect: the program sets the limit.
+    // A variable would have no effect, because the program sets the limit in its code.
     let (said, dump) = (program.pools[0].diagnose().to_string(), program.pools[0].dump().to_string());
     assert!(said.ends_with("in the program, set PINPOOL_MAX_BYTES=100663296"), "{said}");
     assert!(dump.ends_with("to do: raise PINPOOL_MAX_BYTES to 96.0MiB"), "{dump}");
@@ -57,7 +57,7 @@ fn a_queue_before_a_slow_consumer_is_told_from_it() {
     let mut program = Program::one(|pool| pool.max_bytes(256 << 20));
     let mut queue = VecDeque::new();
     program.run(60, |program, step| {
-        // The producer is as fast as memory comes, up to 64 batches ahead.
+        // The producer runs as fast as it gets memory, up to 64 batches ahead.
         queue.extend(program.served().into_iter().map(|(_, buffer)| buffer));
         while program.asked.is_empty() && queue.len() < 64 {
             queue.extend(program.get(0, "queue", 8 * MIB));
@@ -71,7 +71,7 @@ fn a_queue_before_a_slow_consumer_is_told_from_it() {
     program.diagnosed(queue).check("slow_consumer", true);
 }
 
-/// One of twenty buffers for labels is kept.
+/// Keeps one in twenty label buffers, or, with several pools, all label buffers of the pool `leaking`.
 fn leak(program: &mut Program, seconds: u64, pools: usize, leaking: usize) -> Vec<PinnedBuf> {
     let mut kept = Vec::new();
     program.run(seconds, |program, step| {
@@ -118,7 +118,7 @@ fn lengths_of_chance_pin_each_time_under_tensorflow() {
     program.load(60, 3, |program, _| MIB + program.below(31 * MIB));
     let said = program.diagnosed(());
     said.check("sizes_never_recur", true);
-    // That preset refuses `exact`.
+    // The recommended preset refuses `exact`, so the recommendation removes the rounding.
     assert!(said.log.iter().all(|line| line.contains("adaptive without PINPOOL_ROUNDING")), "{said:?}");
 }
 
@@ -128,7 +128,7 @@ fn sizes_that_recur_and_are_evicted_before_are_thrashing() {
     program.load(60, 1, |_, step| MIB << (step % 8));
     let said = program.diagnosed(());
     said.check("thrashing", true);
-    // One buffer of each size. Lost time follows if it was long enough.
+    // The recommended limit keeps one buffer of each size.
     let remedy = "raise PINPOOL_POOL_SIZE_LIMIT to 8";
     assert!(said.log.last().is_some_and(|line| line.split("; ").any(|part| part == remedy)), "{said:?}");
 }

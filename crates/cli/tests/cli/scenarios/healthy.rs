@@ -7,7 +7,7 @@ use pinpool::{PoolBuilder, Preset};
 
 use super::{MIB, Program, STEPS_IN_A_SECOND};
 
-/// Programs that hold a few buffers at a time: what they resemble, their seconds, buffers held, settings and lengths.
+/// A program that holds a few buffers at a time: what it resembles, its seconds, buffers held, settings and lengths.
 type Load = (&'static str, u64, usize, fn(PoolBuilder) -> PoolBuilder, fn(u64) -> usize);
 
 #[test]
@@ -56,7 +56,7 @@ fn a_full_queue_without_a_waiting_producer_is_no_slow_consumer() {
     let mut program = Program::one(|pool| pool.max_bytes(256 << 20));
     let mut queue = VecDeque::new();
     program.run(60, |program, step| {
-        // 32 buffers are the whole limit, and no more are requested.
+        // 32 buffers fill the limit, and no more are requested.
         while queue.len() < 32 {
             queue.push_back(program.must_get("queue", 8 * MIB));
         }
@@ -69,7 +69,7 @@ fn a_full_queue_without_a_waiting_producer_is_no_slow_consumer() {
 
 #[test]
 fn a_loader_before_a_busy_device_is_no_alarm_and_loses_nothing() {
-    // Batches of prefetch, and batches that the device takes at each step of the program.
+    // The number of prefetched batches, and the number of batches that the device takes in each step.
     for (prefetch, taken) in [(2, 10), (2, 2), (4, 5), (6, 4), (8, 2)] {
         let mut program = Program::one(|pool| pool.max_bytes(prefetch << 20));
         let mut queue = VecDeque::new();

@@ -12,7 +12,7 @@ fn a_leak_that_creeps_among_thirty_tags_with_bursts_is_found() {
     let (mut bursts, mut kept) = (VecDeque::new(), Vec::new());
     let tags: Vec<_> = (0..30).map(|tag| format!("shard{tag}")).collect();
     program.run(180, |program, step| {
-        // A burst of each tag in turn lasts for two seconds.
+        // Every half second a burst of the next tag begins, which lasts for two seconds.
         let tag = &tags[usize::try_from(step / 10 % 30).unwrap()];
         if step % 10 == 0 {
             bursts.push_back((step, (0..12).map(|_| program.must_get(tag, MIB)).collect::<Vec<_>>()));

@@ -9,7 +9,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `causes.rs` | a program for each cause |
-//! | `healthy.rs` | programs that resemble one of them and are healthy |
+//! | `healthy.rs` | healthy programs that resemble one of them |
 //! | `mixed.rs` | programs with one fault among ordinary activity |
 
 mod causes;
@@ -38,21 +38,21 @@ pub(crate) const MIB: usize = 1 << 20;
 const STEP_US: u64 = 50_000;
 const STEPS_IN_A_SECOND: u64 = 1_000_000 / STEP_US;
 /// The thread of a waiting request, and the request.
-type Asked = (u32, Pin<Box<GetFuture>>);
+type PendingRequest = (u32, Pin<Box<GetFuture>>);
 
 /// A program with its pools.
 struct Program {
     pools: Vec<Pool>,
     clock: ManualClock,
     dir: TempDir,
-    asked: Vec<Asked>,
+    asked: Vec<PendingRequest>,
     /// State of the pseudorandom numbers.
     random: u64,
 }
 
 /// The diagnosis of a program's pool by each command.
 #[derive(Debug)]
-struct Said {
+struct Diagnoses {
     pool: String,
     /// The log lines with a diagnosis.
     log: Vec<String>,
@@ -63,7 +63,7 @@ struct Said {
 }
 
 impl Program {
-    /// Pools with these names and the settings of `set`. Memory is simulated by default.
+    /// Creates pools with these names and the settings of `set`. Memory is simulated by default.
     fn new(names: &[&str], set: impl Fn(PoolBuilder) -> PoolBuilder) -> Self {
         listen();
         let (dir, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
@@ -86,13 +86,13 @@ impl Program {
         Self::new(&["train"], set)
     }
 
-    /// A buffer; `None` if the request was refused, or waits: [`served`](Self::served) then returns it later.
+    /// Requests a buffer. Returns `None` if the request was refused or waits. [`served`](Self::served) returns later buffers.
     fn get(&mut self, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
         self.get_of(0, thread, tag, len)
     }
 
     fn get_of(&mut self, pool: usize, thread: u32, tag: &str, len: usize) -> Option<PinnedBuf> {
-        let mut asked: Asked = (thread, Box::pin(self.pools[pool].tagged(tag).get_async(len)));
+        let mut asked: PendingRequest = (thread, Box::pin(self.pools[pool].tagged(tag).get_async(len)));
         let polled = Self::poll(&mut asked);
         if polled.is_none() {
             self.asked.push(asked);
@@ -100,20 +100,20 @@ impl Program {
         polled.flatten()
     }
 
-    /// A request that must not wait.
+    /// Requests a buffer, which must be available immediately.
     fn must_get(&mut self, tag: &str, len: usize) -> PinnedBuf {
         self.get(0, tag, len).expect("there is memory")
     }
 
-    /// The inner `None` is a refused request.
-    fn poll((_, get): &mut Asked) -> Option<Option<PinnedBuf>> {
+    /// Returns `None` if the request waits, and `Some(None)` if it was refused.
+    fn poll((_, get): &mut PendingRequest) -> Option<Option<PinnedBuf>> {
         match get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(buffer) => Some(buffer.ok()),
             Poll::Pending => None,
         }
     }
 
-    /// The requests that waited and were served, with their threads.
+    /// Returns the buffers of waiting requests that were served, with their threads.
     fn served(&mut self) -> Vec<(u32, PinnedBuf)> {
         let mut served = Vec::new();
         for mut asked in std::mem::take(&mut self.asked) {
@@ -168,8 +168,8 @@ impl Program {
         usize::try_from(self.random >> 33).unwrap() % end
     }
 
-    /// The diagnoses of the pool that is listed first. `held` is returned afterwards.
-    fn diagnosed<H>(self, held: H) -> Said {
+    /// Returns the diagnoses of the pool that is listed first. `held` is dropped afterwards.
+    fn diagnosed<H>(self, held: H) -> Diagnoses {
         let at = |file: &str| self.dir.path().join(file);
         let (socket, page, trace) = (at("s"), at("page.html"), at("t.trace"));
         let report = |target: &Path| {
@@ -184,9 +184,9 @@ impl Program {
         let log: Vec<_> = lines().into_iter().filter(|line| line.contains("] diagnosis: ")).collect();
         fs::write(at("log"), log.join("\n")).unwrap();
         let logged = first(&why(&at("log")));
-        // A copy of the recording, as if the process had been killed now.
+        // The copied recording looks as if the process had been killed now.
         let snapshots = || read_recording(&at("real.trace")).map_or(0, |recording| recording.snapshots.len());
-        until("all is written", || {
+        until("all snapshots are written", || {
             let before = snapshots();
             std::thread::sleep(std::time::Duration::from_millis(200));
             before > 0 && snapshots() == before
@@ -203,7 +203,7 @@ impl Program {
             mark.strip_prefix(&format!("{pool}: ")).unwrap_or(mark).to_owned()
         };
         assert_eq!(pool_recorded, pool);
-        Said {
+        Diagnoses {
             causes: vec![
                 ("Pool::diagnose", own.cause.name().to_owned()),
                 ("why of a process", cause),
@@ -229,32 +229,32 @@ fn first(why: &Ran) -> (String, bool, String) {
     (text("pool"), is_alarm, text("cause"))
 }
 
-/// The cause that `top` prints of the pool.
+/// Returns the cause that `top` prints for the pool.
 fn shown(top: &Ran, pool: &str) -> String {
     let line = top.stdout.lines().find_map(|line| line.strip_prefix(&format!("{pool}: ")));
     cause_in(line.unwrap_or_default()).to_owned()
 }
 
-/// The cause that a line begins with.
+/// Returns the cause with which a line begins.
 fn cause_in(line: &str) -> &str {
     Cause::NAMES.iter().copied().find(|cause| line.starts_with(&format!("{cause}: "))).unwrap_or(line)
 }
 
-impl Said {
-    /// The causes of the lines of the log.
+impl Diagnoses {
+    /// Returns the causes in the log lines of the pool.
     fn causes_logged(&self) -> Vec<&str> {
         let begin = format!("pool[{}] diagnosis: ", self.pool);
         self.log.iter().filter_map(|line| line.strip_prefix(&begin)).map(cause_in).collect()
     }
 
-    /// All commands name this cause, and the log names it last.
+    /// Checks that all commands name this cause, and that the log names it last.
     fn check(&self, cause: &str, is_alarm: bool) {
         assert!(self.causes.iter().all(|(_, found)| found == cause), "{cause}: {self:?}");
         assert!(self.alarms.iter().all(|&alarm| alarm == is_alarm), "{cause}: {self:?}");
         assert_eq!((self.logged.0.as_str(), self.logged.2.as_str()), (self.pool.as_str(), cause), "{self:?}");
     }
 
-    /// No command reports an alarm, and the log never did.
+    /// Checks that commands and log contain no alarm, and only these causes (the log also `healthy` and `warming_up`).
     fn check_calm(&self, causes: &[&str]) {
         assert!(self.causes.iter().all(|(_, found)| causes.contains(&found.as_str())), "{self:?}");
         assert!(self.alarms.iter().all(|&alarm| !alarm), "{self:?}");

@@ -1,11 +1,11 @@
-//! Files that hold many samples: what is listed lies in the file, and agrees with the crates that define the formats.
+//! Files that contain many samples: each listed range is within the file, and the list agrees with the crates for the formats.
 
 use pinpool_loader::ListOptions;
 use safetensors::SafeTensors;
 
 use super::written;
 
-/// The samples of a file with this name and content, each with its ranges as offsets and lengths; the refusal otherwise.
+/// The samples of a container, each with its ranges as offsets and lengths, or the error text.
 type Listed = Result<Vec<(String, Vec<(u64, u64)>)>, String>;
 
 fn listed(name: &str, data: &[u8]) -> Listed {

@@ -1,4 +1,4 @@
-//! Files that the kernel writes. What cannot be read counts as absent, and nothing is unbounded.
+//! Files that the kernel writes. Invalid values count as absent, and every result is bounded.
 
 use pinpool::unstable::huge_bytes;
 use pinpool_os::host::{self, PressureGauge};
@@ -23,7 +23,7 @@ const FILES: [&str; 14] = [
     "cg/memory.max",
 ];
 
-/// Memory, limits and pressure of a machine with these files.
+/// Reads memory, limits and pressure of a machine with these files.
 pub(crate) fn cgroup(data: &[u8]) {
     let mut contents = data.split(|byte| *byte == 0xFF);
     for path in FILES {
@@ -34,8 +34,8 @@ pub(crate) fn cgroup(data: &[u8]) {
         let (total_bytes, available_bytes) = (memory.total_bytes, memory.available_bytes);
         assert!(available_bytes <= total_bytes, "{available_bytes} of {total_bytes} are available");
     }
-    if let Some(mut pressure) = PressureGauge::of_kernel(&root) {
-        // Files that stand still show no new limit hit.
+    if let Some(mut pressure) = PressureGauge::from_kernel(&root) {
+        // Unchanged files show no new limit hit.
         let first = pressure.read();
         assert_eq!(pressure.read(), first);
     }

@@ -13,7 +13,7 @@ use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is tried: it panics if it does not hold of these bytes.
+/// A property of a parser: panics if it does not hold for these bytes.
 pub(crate) type Property = fn(&[u8]);
 
 /// Every property and the name of its target, its seeds and its fuzz binary.
@@ -38,7 +38,7 @@ thread_local! {
     static FOLDER: OnceCell<tempfile::TempDir> = const { OnceCell::new() };
 }
 
-/// `path` in a folder of the calling thread, with this content.
+/// Writes a file at `path` below the folder of the calling thread.
 fn written(path: &str, content: &[u8]) -> PathBuf {
     let path = folder().join(path);
     if fs::write(&path, content).is_err() {
@@ -48,7 +48,7 @@ fn written(path: &str, content: &[u8]) -> PathBuf {
     path
 }
 
-/// In memory if possible: a run writes thousands of files a second.
+/// Returns the folder of the calling thread, in memory if possible, because a run writes thousands of files a second.
 fn folder() -> PathBuf {
     FOLDER.with(|folder| {
         let new = || {

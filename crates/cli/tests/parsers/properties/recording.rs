@@ -5,8 +5,7 @@ use pinpool_replay::{Event, Input, Recording, Workload};
 
 use super::written;
 
-/// The file of an input. The first byte selects the meaning of the others: a file, or the items of a block with a
-/// valid frame.
+/// Returns the file of an input: `data` as it is, or, if `how` is odd, a valid block that contains `data` as its items.
 pub(crate) fn file(how: u8, data: &[u8]) -> Vec<u8> {
     if how.is_multiple_of(2) { data.to_vec() } else { framed(data) }
 }
@@ -18,11 +17,11 @@ pub(crate) fn recording(data: &[u8]) {
     let Ok(recording) = Input::open(&written("recording", &file)).and_then(read) else { return };
     assert!(recording.records.is_sorted_by_key(|record| record.time_ns));
     let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
-    // Too long or too large is an error; else each get is one.
+    // A recording that is too long or too large is an error. Otherwise the workload has each of its requests.
     if let Ok(workload) = Workload::from_recording(&recording) {
         assert_eq!(workload.gets, gets as u64);
     }
-    // Each cut of it is a recording that has fewer records.
+    // A truncated recording does not have more records.
     if how % 2 == 1 {
         let half = Recording::read(&file[..file.len() / 2 + 10]).map_or(0, |recording| recording.records.len());
         assert!(half <= recording.records.len());

@@ -8,14 +8,14 @@ use pinpool::unstable::config::env::{self, ResolvedSettings};
 use pinpool::unstable::config::text::{ParseError, format_bytes, parse_bytes, parse_duration};
 use pinpool::{Backend, Limit, OnFull, Preset};
 
-/// Sizes and times: what is read is printed so that it is read back, and what is refused is named.
+/// Sizes and times: a printed size is read back unchanged, and an error names the refused text.
 pub(crate) fn quantities(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(bytes) = accepted(&text, parse_bytes(&text)) {
         assert_eq!(parse_bytes(&format_bytes(bytes)), Ok(bytes), "{text}");
     }
     accepted(&text, parse_duration(&text));
-    // Plain digits are what they say, or too large.
+    // Plain digits are read as their number, or refused as too large.
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         assert_eq!(parse_bytes(&text).ok(), text.parse().ok(), "{text}");
     }
@@ -49,8 +49,8 @@ fn accepted<T>(text: &str, parsed: Result<T, ParseError>) -> Option<T> {
         .ok()
 }
 
-/// Lines of `NAME=VALUE` as the environment: each variable that cannot be used is named with its value, and what the report
-/// shows means the same again.
+/// Lines of `NAME=VALUE` as the environment: each warning and error names a variable, and the values that the report shows are
+/// read back unchanged.
 pub(crate) fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let pair = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));

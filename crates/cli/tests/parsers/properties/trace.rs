@@ -8,7 +8,7 @@ use pinpool_replay::{Event, Replay, SourceKind, Trace, TraceError, Workload};
 
 use super::written;
 
-/// Replays of more gets than this, or of more time, say nothing that shorter ones do not.
+/// Replays of more requests or more time would test nothing else.
 const MOST_GETS: u64 = 2000;
 const LONGEST_US: u64 = 2_000_000_000;
 
@@ -30,8 +30,8 @@ fn names_a_line_of(data: &[u8], error: &TraceError) {
     assert!((1..=lines).contains(line) && !why.is_empty(), "{error}, of {lines} lines");
 }
 
-/// A file: the first byte says whether it is taken as it is, compressed, or compressed and then damaged at the place that the
-/// next two bytes name.
+/// A file. The first byte selects whether the text is plain, compressed, or compressed and damaged. The next two bytes are the
+/// offset of the damage.
 pub(crate) fn file(data: &[u8]) {
     let Some((&[how, low, high], text)) = data.split_first_chunk() else { return };
     if how % 3 == 0 {
@@ -39,7 +39,7 @@ pub(crate) fn file(data: &[u8]) {
         return;
     }
     let mut compressed = Vec::new();
-    // Two members, as from two files joined.
+    // Two members, as in two concatenated files.
     let (first, second) = text.split_at(text.len() / 2);
     for part in [first, second] {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -69,8 +69,8 @@ fn as_text(error: TraceError) -> String {
     error.to_string()
 }
 
-/// A short workload under both presets and both kinds of memory, with and without a limit: replayed twice it has the same
-/// outcome, and its printed bound each other.
+/// A short workload has the same outcome in two replays, under both presets and, for `adaptive`, on both kinds of memory, with
+/// and without a limit.
 pub(crate) fn replay(data: &[u8]) {
     let Ok(workload) = Trace::read(data).and_then(Workload::of_trace) else { return };
     if workload.gets > MOST_GETS || workload.duration_us > LONGEST_US {

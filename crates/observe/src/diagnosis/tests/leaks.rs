@@ -86,7 +86,7 @@ fn a_slow_leak_below_bursts_is_found_by_buffers_older_than_a_minute() {
             leaks(&mut run, (kept(n) + burst, 10 * n, kept(n.saturating_sub(6))))
         })
     };
-    assert!(found(|windows| 4 * windows), "one that stays in every window");
+    assert!(found(|windows| 4 * windows), "four buffers stay in every window");
     assert!(!found(|windows| 4 * windows.min(5)), "a cache that is full after a minute");
     assert!(!found(|_| 0), "bursts alone");
 

@@ -58,14 +58,14 @@ fn a_pool_warms_up_and_becomes_healthy_with_one_line_each() {
         move |of: &mut Snapshot| (of.held_bytes, of.misses) = (held_bytes, of.misses + misses)
     };
     assert_eq!(run.logged(growing(GIB, 50)).unwrap(), "warming_up: held 0B->1.0GiB");
-    assert_eq!(run.logged(growing(2 * GIB, 50)), None, "warming up still");
+    assert_eq!(run.logged(growing(2 * GIB, 50)), None, "still warming up");
     let line = run.logged(|of| of.pin_calls += 1).unwrap();
     assert_eq!(line, "healthy: 999 of 1000 requests were served immediately, 2.0GiB held");
-    // Held memory that alternates below its earlier maximum is no growth.
+    // Held memory that fluctuates below its earlier maximum does not count as growth.
     for n in 0..1000 {
         assert_eq!(run.logged(|of| of.held_bytes = GIB + n % 2 * GIB), None);
     }
-    // Memory for sizes that keep growing is no warm-up.
+    // Memory for sizes that keep growing does not count as warm-up.
     let drifting = |of: &mut Snapshot| (of.held_bytes, of.misses, of.new_lengths) = (3 * GIB, of.misses + 80, 70);
     assert_eq!(run.cause(drifting), Cause::Healthy);
     // The memory of the first requests serves the other requests of the window.
@@ -97,7 +97,7 @@ fn unpinned_memory_matters_once_something_is_copied() {
     run.now.is_pinned = false;
     assert_eq!(run.cause(|_| ()), Cause::Healthy);
     let copied = run.window(|of| of.copies += 1);
-    assert_eq!((copied.cause, copied.is_alarm), (Cause::NotPinned, false), "without a GPU there is no need");
+    assert_eq!((copied.cause, copied.is_alarm), (Cause::NotPinned, false), "without a GPU, pinning is useless");
     let with_a_gpu = run.window(|of| of.has_driver = true);
     assert_eq!((with_a_gpu.cause, with_a_gpu.is_alarm), (Cause::NotPinned, true));
 }
@@ -111,7 +111,7 @@ fn few_requests_show_no_rate_unless_all_wait() {
     let early = Snapshot { requests: 100, ..sample.clone() };
     assert_eq!(monitor.add(WINDOW_US - 1, early), None, "the window is not over");
     let seen = monitor.add(2 * WINDOW_US, Snapshot { requests: REQUESTS_MIN, ..sample.clone() });
-    assert!(seen.is_some_and(|seen| seen.found.starts_with("10 of 20 requests")), "they count later");
+    assert!(seen.is_some_and(|seen| seen.found.starts_with("10 of 20 requests")), "they count in the next window");
     // All requests of the window wait, and none is served.
     let waiting = Snapshot { requests: REQUESTS_MIN, waiting: 3, ..sample };
     let seen = monitor.add(3 * WINDOW_US, waiting.clone()).unwrap();

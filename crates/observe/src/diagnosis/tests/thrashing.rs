@@ -115,7 +115,7 @@ fn repinning_long_after_a_release_is_no_alarm() {
     run.window(|of| (of.held_bytes, of.pinned_bytes, of.most_held_bytes) = (GIB, GIB, GIB));
     run.window(|of| of.unpinned_bytes = GIB);
     (0..40).for_each(|_| assert_eq!(run.cause(|_| {}), Cause::Healthy));
-    // The unpinning is forgotten. A little memory that was unpinned since is no cycle of the rest.
+    // The unpinning is forgotten, and a little memory unpinned since then does not make the rest a cycle.
     run.window(|of| of.unpinned_bytes += 2 * MIB);
     let again = run.window(|of| (of.pinned_bytes, of.pinning_ns) = (of.pinned_bytes + GIB, 6_000_000_000));
     assert_eq!(again.cause, Cause::Healthy, "{again}");

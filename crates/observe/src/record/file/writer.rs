@@ -71,8 +71,8 @@ struct Writer {
     names: Mutex<Names>,
     /// Whether a pool of the file has been built. Nothing is written before.
     is_begun: AtomicBool,
-    /// Number of records that the thread has taken from the queue or found lost, and that were not in the file when it took
-    /// its last item.
+    /// Number of records that the thread had taken from the queue or found lost, but not yet written, when it took its last
+    /// item.
     taken: AtomicU64,
     /// The state after the last write.
     recorded: Mutex<Recorded>,

@@ -1,4 +1,4 @@
-//! The reserve in the books: what was requested, what exists, and the next step (policy-R10).
+//! The reserve of an arena: what was requested, what exists, and the next step (policy-R10).
 //!
 //! A part of a reserve is claimed before it is pinned. Each part is a region with a dedicated range, or granules that the arena
 //! keeps.
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::block_memory::Refusal;
 use super::super::shape::GRANULE_BYTES;
-use super::Books;
+use super::ArenaState;
 use crate::arena::{Plan, RANGE_BYTES_MAX};
 use crate::backend::{PAGE_BYTES, Region, SourceError};
 use crate::maintenance_thread::Pace;
@@ -45,7 +45,7 @@ impl Progress {
     }
 }
 
-impl Books {
+impl ArenaState {
     /// Refuses `bytes` if they exceed the longest possible reserve.
     fn check_length(&self, bytes: u64) -> Result<(), Refusal> {
         if bytes <= RANGE_BYTES_MAX {
@@ -62,7 +62,7 @@ impl Books {
     /// requested twice.
     pub(in crate::engine) fn request_reserve(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.check_length(bytes)?;
-        let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.reserve_to_come());
+        let lacking_bytes = self.progress.stopped.as_ref().map_or(0, |_| self.unpinned_reserve_bytes());
         let requested_bytes = self.requested_reserve_bytes.saturating_add(bytes - bytes.min(lacking_bytes));
         if self.budget.max_bytes().is_some_and(|max_bytes| requested_bytes > max_bytes) {
             return Err(self.budget.own_refusal(bytes).into());
@@ -72,8 +72,8 @@ impl Books {
     }
 
     /// Requests `bytes` less, but at most the bytes that are neither pinned nor being pinned.
-    pub(in crate::engine) fn request_less(&mut self, bytes: u64) {
-        self.requested_reserve_bytes -= bytes.min(self.reserve_to_come());
+    pub(in crate::engine) fn reduce_reserve_request(&mut self, bytes: u64) {
+        self.requested_reserve_bytes -= bytes.min(self.unpinned_reserve_bytes());
     }
 
     /// Returns the pinned bytes and the requested bytes of all reserves.
@@ -93,7 +93,7 @@ impl Books {
     }
 
     /// Returns the requested bytes that are neither pinned nor being pinned.
-    pub(in crate::engine) fn reserve_to_come(&self) -> u64 {
+    pub(in crate::engine) fn unpinned_reserve_bytes(&self) -> u64 {
         let (pinned_bytes, target_bytes) = self.reserve_progress();
         target_bytes.saturating_sub(pinned_bytes + self.pending_bytes)
     }
@@ -119,13 +119,13 @@ impl Books {
 
     /// Makes memory that is committed for buffers part of the reserve, because there is no room for `granule_bytes` more.
     pub(in crate::engine) fn keep_committed(&mut self, granule_bytes: u64) {
-        self.arena.keep(self.reserve_to_come());
+        self.arena.keep(self.unpinned_reserve_bytes());
         // There may be room later: other members of the shared limit may release memory.
-        let held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.reserve_to_come();
+        let held_by_others = self.budget.is_shared() && self.budget.own_room_bytes() >= self.unpinned_reserve_bytes();
         let has_no_room = self.budget.over_bytes() > 0 || self.arena.stats().transit_bytes > 0 || held_by_others;
-        if !has_no_room && self.reserve_to_come() < granule_bytes {
+        if !has_no_room && self.unpinned_reserve_bytes() < granule_bytes {
             // The limit has no room for a whole granule, so the missing part of a granule can never be pinned.
-            self.request_less(self.reserve_to_come());
+            self.reduce_reserve_request(self.unpinned_reserve_bytes());
         }
     }
 
@@ -146,7 +146,7 @@ impl Books {
     }
 
     /// Ends the claim on `held_bytes` that [`claim_reserve`](Self::claim_reserve) made, since they will not be held.
-    pub(in crate::engine) fn unclaim_reserve(&mut self, held_bytes: u64) {
+    pub(in crate::engine) fn cancel_reserve_claim(&mut self, held_bytes: u64) {
         self.pending_bytes -= held_bytes;
         self.lower_claim();
     }

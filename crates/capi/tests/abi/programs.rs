@@ -15,7 +15,7 @@ pub(crate) fn library() -> PathBuf {
     built_folder().join("libpinpool_c.so")
 }
 
-/// Installs what was built, with this folder for libraries, in `folder`, and returns the folder to which it is moved afterwards.
+/// Installs the build in `folder`, with the library folder `libdir`, then moves the installation and returns its new folder.
 fn install(folder: &Path, libdir: &str) -> PathBuf {
     let [first, moved] = ["first", "moved"].map(|name| folder.join(name));
     let mut command = Command::new("sh");
@@ -52,7 +52,7 @@ fn run(program: &Path) -> Command {
     command
 }
 
-/// Compiles and runs a program below `capi`, plainly and if `is_sanitized` with the sanitizers. Returns what each run printed.
+/// Compiles and runs a program below `capi`, and again with the sanitizers if `is_sanitized`. Returns what each run printed.
 fn compiled_and_run(source: &str, is_sanitized: bool, argument: Option<&str>) -> Vec<String> {
     let (name, _) = language(source);
     if !is_installed(name) {
@@ -83,9 +83,9 @@ fn the_cpp_classes_return_buffers_and_serve_containers() {
 }
 
 #[test]
-fn misuse_in_c_is_an_error_and_a_shutdown_ends_waits() {
+fn misuse_in_c_is_an_error_and_a_close_ends_waits() {
     compiled_and_run("tests/programs/misuse.c", true, None);
-    compiled_and_run("tests/programs/shutdown.c", true, None);
+    compiled_and_run("tests/programs/close.c", true, None);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_forked_child_is_refused_and_opens_its_own_pools() {
 }
 
 #[test]
-fn a_process_may_exit_without_closing_its_pools() {
+fn a_process_may_exit_without_destroying_its_pools() {
     for printed in compiled_and_run("tests/programs/exit.c", true, None) {
         assert_eq!(printed, "ends\n");
     }
@@ -117,7 +117,7 @@ fn address_sanitizer_detects_use_after_return_and_overflow() {
     let program = folder.path().join("program");
     compile(&program, "tests/programs/poison.c", Some(SANITIZERS));
     let run = |mode: &str| run(&program).arg(mode).output().unwrap();
-    for mode in ["right", "zeroed", "adopted", "cleared"] {
+    for mode in ["right", "zeroed", "adopted", "trimmed"] {
         let output = run(mode);
         assert!(output.status.success(), "{mode}: {}", String::from_utf8_lossy(&output.stderr));
     }

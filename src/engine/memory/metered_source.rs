@@ -14,12 +14,12 @@ use pinpool_os::unwind::catch_panic;
 
 /// A source and the recorder of its calls. Properties are forwarded to the source.
 #[derive(Debug, Clone)]
-pub(crate) struct CalledSource {
+pub(crate) struct MeteredSource {
     source: Arc<dyn Source>,
     recorder: Option<Arc<dyn Recorder>>,
 }
 
-impl Deref for CalledSource {
+impl Deref for MeteredSource {
     type Target = dyn Source;
 
     fn deref(&self) -> &Self::Target {
@@ -31,7 +31,7 @@ fn panicked(call: &'static str) -> SourceError {
     SourceError::new(call, "the backend panicked")
 }
 
-/// Makes the source call `name`. A panic becomes an error.
+/// Runs `call`, the source call `name`, and turns a panic into an error.
 fn call<R>(name: &'static str, call: impl FnOnce() -> Result<R, SourceError>) -> Result<R, SourceError> {
     catch_panic(call).unwrap_or_else(|| Err(panicked(name)))
 }
@@ -54,7 +54,7 @@ fn unpinned(address: u64, bytes: u64, took_ns: u64, failed: bool) -> Event {
     Event::Unpin { address, bytes, took_ns, failed }
 }
 
-impl CalledSource {
+impl MeteredSource {
     pub(crate) fn new(source: Arc<dyn Source>, recorder: Option<Arc<dyn Recorder>>) -> Self {
         Self { source, recorder }
     }

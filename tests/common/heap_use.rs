@@ -1,12 +1,19 @@
-//! The most bytes that a thread had allocated at one time.
+//! The calls of each thread to the global allocator of its binary, and the most bytes that a thread had allocated at one time.
+#![allow(dead_code)] // Each test binary needs one of the two.
 #![allow(unsafe_code)] // Implements the unsafe `GlobalAlloc`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
     static LIVE: Cell<usize> = const { Cell::new(0) };
     static PEAK: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Allocations and frees made by the calling thread so far.
+pub(crate) fn calls() -> u64 {
+    CALLS.get()
 }
 
 /// Forgets earlier peaks of the calling thread, and returns what it has allocated now.
@@ -15,7 +22,7 @@ pub(crate) fn start() -> usize {
     LIVE.get()
 }
 
-/// Most bytes that the calling thread had allocated at one time since [`start`].
+/// Returns the most bytes that the calling thread had allocated at one time since [`start`].
 pub(crate) fn peak() -> usize {
     PEAK.get()
 }
@@ -25,6 +32,7 @@ struct MeasuringAllocator;
 // SAFETY: every call is passed on to the system's allocator; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for MeasuringAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.set(CALLS.get() + 1);
         LIVE.set(LIVE.get().wrapping_add(layout.size()));
         PEAK.set(PEAK.get().max(LIVE.get()));
         // SAFETY: the caller's promise, passed on.
@@ -32,6 +40,7 @@ unsafe impl GlobalAlloc for MeasuringAllocator {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        CALLS.set(CALLS.get() + 1);
         // Saturating: another thread may have allocated the block.
         LIVE.set(LIVE.get().saturating_sub(layout.size()));
         // SAFETY: the caller's promise, passed on.

@@ -7,11 +7,11 @@ use std::{ptr, thread};
 
 use pinpool_c::*;
 
-use crate::fixture::{Address, HEAP, Handle, ROUNDS, bytes, close, get, open, put, stats};
+use crate::fixture::{Address, HEAP, Handle, ROUNDS, bytes, destroy, get, open, put, stats};
 
 const THREADS: u8 = 8;
 
-/// Half of the buffers are checked and put by a thread that did not get them.
+/// Half of the buffers are checked and returned by a thread that did not request them.
 #[test]
 fn no_two_threads_hold_the_same_bytes() {
     let pool = open(HEAP);
@@ -43,7 +43,7 @@ fn no_two_threads_hold_the_same_bytes() {
     });
     let found = stats(pool);
     assert_eq!(found["requests"]["returned"], usize::from(THREADS) * ROUNDS, "{found}");
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -68,18 +68,18 @@ fn only_one_of_many_threads_adopts_or_returns_a_buffer() {
         let returned = [own, get(pool, 4096).unwrap()].map(|at| succeed(at, |pool, at| pp_put(pool.0, at.0)));
         assert_eq!((adopted, returned, RETURNED.load(Ordering::SeqCst)), (1, [1, 1], round));
     }
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
-fn pools_open_and_close_in_many_threads() {
-    let open_and_close = || {
+fn pools_open_and_end_in_many_threads() {
+    let open_and_destroy = || {
         for _ in 0..ROUNDS / 2 {
             let pool = open("backend=heap; maintenance_thread=0");
             let held = get(pool, 1 << 20).unwrap();
-            close(pool);
+            destroy(pool);
             put(pool, held).unwrap();
         }
     };
-    thread::scope(|scope| drop([(); 4].map(|()| scope.spawn(open_and_close))));
+    thread::scope(|scope| drop([(); 4].map(|()| scope.spawn(open_and_destroy))));
 }

@@ -4,17 +4,18 @@
 //! | --- | --- |
 //! | `requests` | requests, returns, and what a config string sets |
 //! | `misuse` | invalid handles, buffers and arguments |
-//! | `closing` | pools that are closed with calls running and buffers out |
+//! | `destruction` | pools that are destroyed with calls running and buffers out |
 //! | `threads` | many concurrent threads, on one pool and on many |
 //! | `logging` | the log callback |
-//! | `header` | `pinpool.h` is what the sources generate |
+//! | `header` | `pinpool.h` is up to date with the sources |
 //! | `library` | the files: exported names, SONAME, the header in C99 and C++11 |
 //! | `programs` | programs in C and C++ that link to the installed files |
 //!
 //! `tests/streams` is a separate test binary.
-#![allow(unsafe_code)] // Calls functions of C.
+#![allow(unsafe_code)] // Calls C functions.
 
-mod closing;
+mod destruction;
+#[path = "../fixture/mod.rs"]
 mod fixture;
 mod header;
 mod library;

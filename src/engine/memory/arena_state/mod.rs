@@ -10,7 +10,7 @@
 //! This module is sequential: arithmetic and tables. It never calls the source or logs, and waits only for the lock of a shared
 //! limit's file.
 //!
-//! - **books-I1**: a region leaves the mappings before it is released, and returns to them if the release fails.
+//! - **arena-state-I1**: a region leaves the mappings before it is released, and returns to them if the release fails.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ mod reserve;
 
 use reserve::Progress;
 
-pub(in crate::engine) struct Books {
+pub(in crate::engine) struct ArenaState {
     pub(super) arena: Arena,
     pub(super) mappings: Mappings,
     pub(super) sizes: SizeHistory,
@@ -58,7 +58,7 @@ pub(in crate::engine) struct Books {
     release_fails: bool,
 }
 
-impl Books {
+impl ArenaState {
     pub(in crate::engine) fn new(arena: Arena, mappings: Mappings, shape: GrowthShape, claim: Claim) -> Self {
         Self {
             arena,
@@ -83,7 +83,7 @@ impl Books {
         }
     }
 
-    /// Returns the bytes that the system holds, as far as plans are finished.
+    /// Returns the bytes that the system holds, according to the finished plans.
     pub(in crate::engine) fn held_bytes(&self) -> u64 {
         let arena = self.arena.stats();
         arena.committed_bytes + arena.overhead_bytes + self.reserve_overhead_bytes
@@ -130,18 +130,18 @@ impl Books {
     }
 
     /// Returns whether sizes vary (policy-R12).
-    pub(in crate::engine) fn is_varied(&self, now_us: u64) -> bool {
+    pub(in crate::engine) fn sizes_vary(&self, now_us: u64) -> bool {
         self.sizes.wanted_bytes(now_us) > self.shape.varied_above_bytes
     }
 
     /// Returns whether a hole of the wanted length is more than a step of compaction away (policy-R13).
     pub(in crate::engine) fn needs_compaction(&self, now_us: u64) -> bool {
-        self.is_varied(now_us) && self.arena.lacks_hole(self.sizes.wanted_bytes(now_us))
+        self.sizes_vary(now_us) && self.arena.lacks_hole(self.sizes.wanted_bytes(now_us))
     }
 
     /// Plans a step towards a compaction target (policy-R13).
     pub(in crate::engine) fn plan_compaction(&mut self, now_us: u64) -> Option<Plan> {
-        if now_us < self.next_compaction_us || !self.is_varied(now_us) {
+        if now_us < self.next_compaction_us || !self.sizes_vary(now_us) {
             return None;
         }
         self.arena.compact(self.sizes.wanted_bytes(now_us))
@@ -189,7 +189,7 @@ impl Books {
         let granted = self.arena.finish_plan(plan, &outcomes, now_us);
         // Memory that requests commit becomes part of the reserve while the reserve is incomplete.
         let more_bytes = self.arena.committed_outside_reserves().saturating_sub(before_bytes);
-        self.arena.keep(more_bytes.min(self.reserve_to_come()));
+        self.arena.keep(more_bytes.min(self.unpinned_reserve_bytes()));
         self.record_peak();
         self.lower_claim();
         error.map_or(Ok(granted), Err)

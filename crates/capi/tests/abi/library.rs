@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::fixture::{compiler, crate_folder, is_installed, run_to_success};
+use crate::fixture::{compiler, crate_folder, is_installed, language, run_to_success};
 use crate::programs::library;
 
 #[test]
@@ -51,8 +51,7 @@ fn the_headers_warn_only_about_ignored_results() {
         let path = folder.path().join(format!("{number}.{ending}"));
         std::fs::write(&path, source).unwrap();
         let mut command = compiler(name);
-        command.arg(standard).arg("-c").arg(&path).arg("-o").arg(path.with_extension("o"));
-        command.arg("-I").arg(crate_folder().join("include"));
+        command.current_dir(crate_folder()).args([standard, "-Iinclude", "-c", "-o", "/dev/null"]).arg(&path);
         let output = command.env("LC_ALL", "C").output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         let refused = [!output.status.success(), said.matches(" error: ").count() == 1, said.contains("result")];
@@ -62,18 +61,18 @@ fn the_headers_warn_only_about_ignored_results() {
 
 #[test]
 fn the_examples_in_markdown_compile() {
-    let given = "#include <err.h>\n#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
-                 int cudaMemcpyAsync(void *, void *, size_t, int, void *), example(void *, void *);\n\
-                 int example(void *device, void *stream)\n{\n";
+    let given = "#ifdef __cplusplus\n#include <cstring>\n#include <pinpool.hpp>\n#include <vector>\n#endif\n\
+                 #include <err.h>\n#include <pinpool.h>\n#include <string.h>\nenum { cudaMemcpyHostToDevice };\n\
+                 int cudaMemcpyAsync(void *, void *, size_t, int, CUstream_st *), example(void *, CUstream_st *);\n\
+                 int example(void *device, CUstream_st *stream)\n{\n";
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("example.c");
-    for page in ["README.md", "docs/c.md"].into_iter().filter(|_| is_installed("cc")) {
+    for (page, ending) in [("README.md", "c"), ("docs/c.md", "c"), ("docs/c.md", "cpp")] {
+        let path = folder.path().join("example").with_extension(ending);
+        let (name, standard) = language(path.to_str().unwrap());
         let text = std::fs::read_to_string(crate_folder().join("../..").join(page)).unwrap();
-        let example = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        let example = text.split(&format!("```{ending}\n")).nth(1).and_then(|rest| rest.split("```").next()).unwrap();
         std::fs::write(&path, format!("{given}{example}return 0;\n}}\n")).unwrap();
-        let mut command = compiler("cc");
-        run_to_success(
-            command.args(["-std=c99", "-fsyntax-only", "-I"]).arg(crate_folder().join("include")).arg(&path),
-        );
+        let options = [standard, "-fsyntax-only", "-Iinclude"];
+        is_installed(name).then(|| run_to_success(compiler(name).current_dir(crate_folder()).args(options).arg(path)));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Pool::tagged ─▶ Tag ◀── TagRow (in the block, from the request until the buffer is idle again)
-//!                     └── one row for each buffer: bytes asked, bytes held, request time
+//!                     └── one row for each buffer: requested bytes, held bytes, request time
 //! ```
 //!
 //! An untagged buffer has no holder, so its hit and its return do nothing here. A block with a holder is not a fast-path block
@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::report::{HeldBuffer, Owner};
+use crate::report::{HeldBuffer, Holder};
 use pinpool_os::call_stack::CallStack;
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Maximum number of tags that a pool distinguishes. All further tags share the tag [`OTHERS`].
 const TAGS_MAX: usize = 1024;
-/// Maximum length of a tag in bytes. A longer tag is cut.
+/// Maximum length of a tag in bytes. A longer tag is truncated.
 const TAG_BYTES_MAX: usize = 128;
 /// The name under which untagged buffers are listed.
 pub(crate) const UNTAGGED: &str = "(untagged)";
@@ -32,13 +32,13 @@ const OTHERS: &str = "(other tags)";
 
 /// The tags of one pool, by name.
 #[derive(Debug)]
-pub(crate) struct Owners {
+pub(crate) struct Holders {
     tagged: Mutex<BTreeMap<Box<str>, Arc<Tag>>>,
     /// The tag of untagged buffers with a sampled request.
     pub(crate) untagged: Arc<Tag>,
 }
 
-impl Default for Owners {
+impl Default for Holders {
     fn default() -> Self {
         Self { tagged: Mutex::default(), untagged: Tag::new(UNTAGGED) }
     }
@@ -70,7 +70,7 @@ pub(crate) struct TagRow {
     number: u64,
 }
 
-impl Owners {
+impl Holders {
     /// Returns the tag with this name, or `None` if the name is empty: untagged buffers have no holder.
     pub(crate) fn tag(&self, name: &str) -> Option<Arc<Tag>> {
         let name = readable(name);
@@ -92,19 +92,19 @@ impl Owners {
 
     /// Returns the sums of each tag at `now_us`. Does not list the buffers, since each failed request calls this while requests
     /// and returns of the tag wait for the lock.
-    pub(crate) fn sums(&self, now_us: u64) -> Vec<Owner> {
+    pub(crate) fn sums(&self, now_us: u64) -> Vec<Holder> {
         let sum = |tag: Arc<Tag>| {
-            let mut owner = Owner::new(&tag.name);
+            let mut holder = Holder::new(&tag.name);
             for row in tag.rows.lock().values() {
-                owner.add(row.requested_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
+                holder.add(row.requested_bytes, row.held_bytes, now_us.saturating_sub(row.since_us));
             }
-            (owner.buffers > 0).then_some(owner)
+            (holder.buffers > 0).then_some(holder)
         };
         self.tags().into_iter().filter_map(sum).collect()
     }
 
-    /// Returns the place in the program that requested most of the sampled bytes under `tag`, in words. Reads files, under no
-    /// lock.
+    /// Returns a description of the place in the program that requested most of the sampled bytes under `tag`. Reads
+    /// files, under no lock.
     pub(crate) fn place(&self, tag: &str) -> Option<String> {
         let account = self.tags().into_iter().chain([self.untagged.clone()]).find(|account| &*account.name == tag)?;
         let mut sums = BTreeMap::new();
@@ -193,38 +193,38 @@ mod tests {
 
     #[test]
     fn a_row_lives_as_long_as_its_holder() {
-        let owners = Owners::default();
-        let tag = owners.tag("a").unwrap();
-        let holders: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000, None)).collect();
-        let (all, buffers) = (owners.sums(100_000_000), owners.buffers(100_000_000));
+        let holders = Holders::default();
+        let tag = holders.tag("a").unwrap();
+        let rows: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000, None)).collect();
+        let (all, buffers) = (holders.sums(100_000_000), holders.buffers(100_000_000));
         assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].requested_bytes), (1, 100, 1600, 1000));
         assert_eq!(all[0].oldest, Some(buffers[0].age));
         assert_eq!((buffers.len(), buffers[0].age.as_secs(), buffers[99].age.as_secs()), (100, 100, 1));
-        let kept: Vec<_> = holders.into_iter().skip(50).collect();
-        assert_eq!((owners.sums(0)[0].buffers, kept.len()), (50, 50));
+        let kept: Vec<_> = rows.into_iter().skip(50).collect();
+        assert_eq!((holders.sums(0)[0].buffers, kept.len()), (50, 50));
         drop(kept);
-        assert!(owners.sums(0).is_empty() && owners.buffers(0).is_empty(), "a tag without buffers is not shown");
+        assert!(holders.sums(0).is_empty() && holders.buffers(0).is_empty(), "a tag without buffers is not shown");
     }
 
     #[test]
     fn there_are_as_many_tags_as_are_told_apart_and_one_more() {
-        let owners = Owners::default();
-        let handles: Vec<_> = (0..TAGS_MAX + 10).map(|n| owners.tag(&format!("tag {n}")).unwrap()).collect();
-        assert_eq!(owners.tagged.lock().len(), TAGS_MAX + 1);
+        let holders = Holders::default();
+        let handles: Vec<_> = (0..TAGS_MAX + 10).map(|n| holders.tag(&format!("tag {n}")).unwrap()).collect();
+        assert_eq!(holders.tagged.lock().len(), TAGS_MAX + 1);
         assert_eq!((handles[TAGS_MAX - 1].name(), handles[TAGS_MAX].name()), ("tag 1023", OTHERS));
         assert!(Arc::ptr_eq(&handles[TAGS_MAX + 9], &handles[TAGS_MAX]));
         drop(handles);
-        assert_eq!(owners.tag("later").unwrap().name(), "later", "tags that nobody uses make room");
+        assert_eq!(holders.tag("later").unwrap().name(), "later", "unused tags make room");
     }
 
     #[test]
     fn tags_are_cut_and_have_no_characters_that_break_a_line() {
-        let owners = Owners::default();
-        assert!(owners.tag("").is_none());
-        assert_eq!(owners.tag("a\nb\u{7}").unwrap().name(), "a?b?");
-        let long = owners.tag(&"ä".repeat(1 << 19)).unwrap();
+        let holders = Holders::default();
+        assert!(holders.tag("").is_none());
+        assert_eq!(holders.tag("a\nb\u{7}").unwrap().name(), "a?b?");
+        let long = holders.tag(&"ä".repeat(1 << 19)).unwrap();
         assert_eq!(long.name(), format!("{}…", "ä".repeat(64)));
-        let odd = owners.tag(&format!("x{}", "ä".repeat(100))).unwrap();
+        let odd = holders.tag(&format!("x{}", "ä".repeat(100))).unwrap();
         assert_eq!(odd.name().chars().count(), 1 + 63 + 1);
     }
 }

@@ -6,7 +6,7 @@ use std::ptr;
 use pinpool_c::*;
 
 use crate::fixture::{
-    Address, HEAP, Handle, OPTIONS, bytes, close, get, get_with, is_pinned, last_error, open, outcome, put, skipped,
+    Address, HEAP, Handle, OPTIONS, bytes, destroy, get, get_with, is_pinned, last_error, open, outcome, put, skipped,
     stats, try_get, try_open,
 };
 
@@ -23,7 +23,7 @@ fn a_buffer_reports_whether_it_is_pinned_and_is_reused() {
     let found = stats(pool);
     assert_eq!((&found["requests"]["hits"], &found["requests"]["returned"]), (&1.into(), &1.into()), "{found}");
     put(pool, second).unwrap();
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn try_get_returns_only_idle_buffers() {
     put(pool, held).unwrap();
     assert_eq!(try_get(pool, 4096), (pp_status::PP_OK, held));
     put(pool, held).unwrap();
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_request_at_the_limit_times_out_and_reports_usage() {
     put(pool, held).unwrap();
     // Even the longest possible timeout does not delay a request that can be served.
     put(pool, waits(PP_WAIT_FOREVER).unwrap()).unwrap();
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn memory_pinned_by_the_kernel_is_not_pinned_by_the_driver() {
         assert_eq!(is_pinned(pool, held), Ok(0));
         put(pool, held).unwrap();
     }
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -75,23 +75,24 @@ fn a_config_accepts_the_names_of_variables() {
     let found = stats(pool);
     assert_eq!((&found["limits"]["max_bytes"], &found["name"]), (&(2 << 20).into(), &"loader".into()), "{found}");
     assert_eq!(get(pool, 4 << 20).unwrap_err().0, pp_status::PP_OVER_LIMIT);
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
 fn an_invalid_config_item_is_named() {
+    let (setting, argument) = (pp_status::PP_INVALID_SETTING, pp_status::PP_INVALID_ARGUMENT);
     for (config, status, words) in [
-        ("backend=heap; max_byte=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTE:"),
-        ("name=a; NAME = b", pp_status::PP_INVALID_SETTING, "name=b: already set to a; leave one of the two out"),
-        ("max_bytes=lots", pp_status::PP_INVALID_SETTING, "PINPOOL_MAX_BYTES=lots"),
-        ("backend=heap; reserve=2GiB; max_bytes=1GiB", pp_status::PP_INVALID_SETTING, "PINPOOL_RESERVE"),
+        ("max_byte=1GiB", setting, "unknown setting PINPOOL_MAX_BYTE; did you mean PINPOOL_MAX_BYTES?"),
+        ("name=a; NAME = b", setting, "name=b: already set to a; leave one of the two out"),
+        ("max_bytes=lots", setting, "PINPOOL_MAX_BYTES=lots"),
+        ("backend=heap; reserve=2GiB; max_bytes=1GiB", setting, "PINPOOL_RESERVE"),
         ("backend=cuda; device=99", pp_status::PP_UNAVAILABLE, "cuda"),
-        ("A_ ; B_", pp_status::PP_INVALID_ARGUMENT, "two prefixes, `A_` and `B_`"),
-        ("hello world", pp_status::PP_INVALID_ARGUMENT, "`hello world` is neither NAME=VALUE nor a variable prefix"),
-        ("backend=heap; max_bytes 4GiB", pp_status::PP_INVALID_ARGUMENT, "`max_bytes 4GiB` is neither"),
-        ("max_bytes", pp_status::PP_INVALID_ARGUMENT, "ending in `_`"),
+        ("A_ ; B_", argument, "two prefixes, `A_` and `B_`"),
+        ("hello world", argument, "`hello world` is neither NAME=VALUE nor a variable prefix"),
+        ("backend=heap; max_bytes 4GiB", argument, "`max_bytes 4GiB` is neither"),
+        ("max_bytes", argument, "ending in `_`"),
     ] {
-        let (found, text) = try_open(config).map(close).unwrap_err();
+        let (found, text) = try_open(config).map(destroy).unwrap_err();
         assert_eq!(found, status, "{config}: {text}");
         assert!(text.contains(words), "{config}: {text}");
     }
@@ -108,7 +109,7 @@ fn the_limit_can_change_while_the_pool_is_in_use() {
     assert_eq!(stats(pool)["limits"]["max_bytes"], 8 << 20);
     outcome(pp_set_max_bytes(pool.0, PP_NO_LIMIT), ()).unwrap();
     assert!(stats(pool)["limits"]["max_bytes"].is_null());
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -126,10 +127,10 @@ fn a_partition_has_its_own_limit_and_keeps_its_pool_alive() {
         let (status, text) = refusal.unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("train/eval"), "{text}");
     }
-    close(pool);
+    destroy(pool);
     bytes(held, 1 << 20).fill(3);
     put(partition, held).unwrap();
-    close(partition);
+    destroy(partition);
 
     let pool = open("backend=heap; preset=tensorflow");
     let mut partition = ptr::dangling_mut();
@@ -140,8 +141,8 @@ fn a_partition_has_its_own_limit_and_keeps_its_pool_alive() {
     assert_eq!(unsafe { pp_partition_open(pool.0, c"none".as_ptr(), 0, &raw mut partition) }, refused);
     // SAFETY: as above.
     assert_eq!(unsafe { pp_partition_open(pool.0, c"eval".as_ptr(), 4 << 20, &raw mut partition) }, pp_status::PP_OK);
-    close(Handle(partition));
-    close(pool);
+    destroy(Handle(partition));
+    destroy(pool);
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn options_set_the_alignment_the_timeout_and_the_tag() {
         let (status, text) = get_with(pool, 4096, options).unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(words), "{text}");
     }
-    close(pool);
+    destroy(pool);
 }
 
 #[test]
@@ -177,8 +178,8 @@ fn every_status_has_its_name() {
     }
     let all = all! {
         PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_OVER_LIMIT PP_NONE_IDLE
-        PP_MEMORY_REFUSED PP_DEVICE PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_STREAM_CAPTURING PP_INVALID_HANDLE
-        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_SHUT_DOWN
+        PP_MEMORY_REFUSED PP_DEVICE_FAILED PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_STREAM_CAPTURING PP_INVALID_HANDLE
+        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_CLOSED
     };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));

@@ -8,7 +8,7 @@ use std::thread;
 
 use pinpool_c::*;
 
-use crate::fixture::{HEAP, close, get, last_error, open, put};
+use crate::fixture::{HEAP, destroy, get, last_error, open, put};
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -16,7 +16,7 @@ fn turn() -> impl Drop {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lines of pools with this name, and what is done at each.
+/// Lines of pools with this name, and an action for each line.
 struct Listener {
     name: &'static str,
     lines: Mutex<Vec<(c_int, String)>>,
@@ -58,7 +58,7 @@ unsafe extern "C" fn listen(level: c_int, text: *const c_char, user_data: *mut c
         listener.lines.lock().unwrap().push((level, text));
         (listener.at_each)();
     }
-    // At its end too: the thread that has unset it waits until it has returned.
+    // Also checked at the end: the thread that unsets the callback must wait until it has returned.
     (0..10).for_each(|_| thread::yield_now());
     if listener.is_gone.load(Ordering::SeqCst) {
         // A panic could not leave this function.
@@ -76,14 +76,14 @@ fn lines_arrive_with_their_level_up_to_the_set_level() {
     let _turn = turn();
     let listener = Listener::new("[levels]", || {});
     listener.set(3);
-    close(open("backend=heap; name=levels"));
+    destroy(open("backend=heap; name=levels"));
     let lines = listener.lines();
     assert!(lines.iter().any(|(level, text)| *level == 3 && text.contains("preset=adaptive")), "{lines:?}");
     listener.set(2);
-    close(open("backend=heap; name=levels"));
+    destroy(open("backend=heap; name=levels"));
     assert_eq!(listener.lines(), lines, "no warning");
     unset();
-    close(open("backend=heap; name=levels"));
+    destroy(open("backend=heap; name=levels"));
     assert_eq!(listener.lines(), lines);
     for level in [-1, 6] {
         // SAFETY: refused.
@@ -100,7 +100,7 @@ fn a_callback_may_use_pools_and_set_the_callback() {
     let listener = Listener::new("[outer]", || {
         let pool = open(HEAP);
         put(pool, get(pool, 4096).unwrap()).unwrap();
-        close(pool);
+        destroy(pool);
         if MADE.fetch_add(1, Ordering::SeqCst) == 2 {
             unset();
         }
@@ -109,7 +109,7 @@ fn a_callback_may_use_pools_and_set_the_callback() {
     for _ in 0..3 {
         let pool = open("backend=heap; name=outer");
         put(pool, get(pool, 1 << 20).unwrap()).unwrap();
-        close(pool);
+        destroy(pool);
     }
     unset();
     assert_eq!(MADE.load(Ordering::SeqCst), 3, "{:?}", listener.lines());
@@ -123,12 +123,12 @@ fn a_removed_callback_has_returned_and_is_not_called_again() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::SeqCst) {
-                    close(open("backend=heap; maintenance_thread=0; name=unset"));
+                    destroy(open("backend=heap; maintenance_thread=0; name=unset"));
                 }
             });
         }
         let (mut seen, quiet) = (0, Listener::new("[unset]", || {}));
-        // They live on, so that a late callback is seen and does no harm.
+        // They stay alive, so that a late callback is detected and does no harm.
         let listeners: Vec<_> = (0..100).map(|_| Listener::new("[unset]", || {})).collect();
         for (round, listener) in listeners.iter().enumerate() {
             listener.set(3);
