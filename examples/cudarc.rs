@@ -23,8 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     batch.wait_slice_as_mut::<f32>()?.fill(1.5);
     batch.copy_to(&stream, &mut device)?;
 
-    // A copy through cudarc records an event on the buffer; the drop returns immediately, and the pool
-    // reuses the memory only after that event.
+    // A copy through cudarc leaves a fence in the buffer; the drop returns immediately, and the pool
+    // reuses the memory only after that fence.
     let mut batch = pool.get(NUMBERS * size_of::<f32>())?;
     batch.wait_slice_as_mut::<f32>()?.fill(2.5);
     stream.memcpy_htod(&batch.view_as::<f32>()?, &mut device)?;

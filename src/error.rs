@@ -111,7 +111,7 @@ macro_rules! predicates {
 }
 predicates! {
     /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
-    is_invalid_request, Request = Length | Alignment | Argument | Handle;
+    is_invalid_request, InvalidRequest = Length | Alignment | Argument | Handle;
     /// Returns whether the request failed because:
     ///
     /// - it does not fit within the limit of its partition, of the pool (`PINPOOL_MAX_BYTES`), or of several pools
@@ -124,14 +124,15 @@ predicates! {
     /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks, or
     /// whether a shared limit cannot be joined.
     is_setting, Setting = Setting | UnknownSetting;
-    /// Returns whether a copy was refused before anything was enqueued.
-    is_copy_refused, Copy = Copy;
+    /// Returns whether the target or source of a copy is too small, or the driver refused the copy. Nothing was enqueued. Other
+    /// refusals have other predicates, such as [`is_capturing_stream`](Self::is_capturing_stream).
+    is_copy_refused, CopyRefused = Copy;
     /// Returns whether memory has no address on a device, since it was not pinned for it.
-    is_unmapped, Address = Address;
+    is_unmapped, Unmapped = Address;
     /// Returns whether the device failed, so that it is unknown whether a copy has completed.
-    is_device, Device = Device;
+    is_device_failed, DeviceFailed = Device;
     /// Returns whether the stream is capturing a graph: a copy was refused, or the end of other work is unknown.
-    is_capture, Capture = Capture;
+    is_capturing_stream, CapturingStream = Capture;
     /// Returns whether the pool was created before this process was forked.
     is_forked, Forked = Forked;
     /// Returns whether the pool was closed by [`Pool::close`](crate::Pool::close).
@@ -226,7 +227,7 @@ impl Error {
         ErrorKind::Copy { len, why: why.to_string() }.into()
     }
 
-    /// Returns the error of a stream that is capturing a graph ([`is_capture`](Self::is_capture)). For implementors of
+    /// Returns the error of a stream that is capturing a graph ([`is_capturing_stream`](Self::is_capturing_stream)). For implementors of
     /// [`CopyStream`](crate::copy::CopyStream), as are the next two.
     pub fn capturing_stream() -> Self {
         ErrorKind::Capture.into()
@@ -253,7 +254,7 @@ impl Error {
 
 /// Converts the error for code that returns [`std::io`] errors, such as `file.read_exact(buf.wait_slice_mut()?)`. The kind is
 /// `TimedOut` after a wait, `QuotaExceeded` for another limit, `OutOfMemory` or `Unsupported` for a backend, `InvalidInput` for
-/// invalid requests, settings and refused copies, and otherwise `Other`. `get_ref` returns the original error.
+/// invalid requests, settings, refused copies and unmapped memory, and otherwise `Other`. `get_ref` returns the original error.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match *error.0 {

@@ -3,6 +3,7 @@
 //!
 //! This file contains these rules of `docs/policy.md`: the check, the raise and the lowering of policy-R4, the default limit of
 //! policy-R8, the size up to which policy-R3 keeps every buffer, and the time after which an idle buffer expires (policy-R9).
+//! [`Preset`] and [`PinnedBy`] are here because the statistics name them, and a lower layer cannot import `config` or `backend`.
 
 use std::time::Duration;
 
@@ -66,12 +67,12 @@ pub(crate) fn goes_to_arena(bytes: usize, sizes_vary: impl FnOnce() -> bool) -> 
 
 /// Longest time that a buffer is idle before it returns to the arena (policy-R9). In the replay of 25 workloads, driver time and
 /// held memory are a sixteenth worse without this rule.
-pub(crate) const IDLE_BUFFER_US: u64 = 10_000_000;
-/// Returns the idle time after which a buffer returns to the arena: [`IDLE_BUFFER_US`], or `idle_timeout` if it is shorter
+pub(crate) const MAX_BUFFER_IDLE_US: u64 = 10_000_000;
+/// Returns the idle time after which a buffer returns to the arena: [`MAX_BUFFER_IDLE_US`], or `idle_timeout` if it is shorter
 /// (policy-R9).
-pub(crate) fn idle_buffer_us(idle_timeout: Option<Duration>) -> u64 {
+pub(crate) fn max_buffer_idle_us(idle_timeout: Option<Duration>) -> u64 {
     let timeout_us = idle_timeout.and_then(|timeout| u64::try_from(timeout.as_micros()).ok());
-    timeout_us.map_or(IDLE_BUFFER_US, |timeout_us| timeout_us.min(IDLE_BUFFER_US))
+    timeout_us.map_or(MAX_BUFFER_IDLE_US, |timeout_us| timeout_us.min(MAX_BUFFER_IDLE_US))
 }
 
 /// Time without a miss after which the limit is lowered.

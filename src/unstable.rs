@@ -2,11 +2,14 @@
 
 /// All backends and their sources, and `try_out`, which tests a source.
 pub mod backend {
-    pub use crate::backend::*;
+    pub use crate::backend::{AddressRange, BuiltInSource, ChosenSource, GRANULE_BYTES, HeapSource, RANGE_ALIGN_BYTES};
+    #[cfg(feature = "cuda")]
+    pub use crate::backend::{CudaSource, RegisterSource, VmmSource};
+    pub use crate::backend::{RemapError, Subrange, Trial, VirtualMemory, gpu_finding, lock_limit, try_out};
 }
 /// The `PINPOOL_*` variables with their meanings, and the parsing of their values.
 pub mod config {
-    pub use crate::config::*;
+    pub use crate::config::{Config, env, text};
 }
 /// Which process holds how much under a shared limit.
 pub mod shared_limit {
@@ -50,8 +53,7 @@ pub mod fast_path {
 
 pub use crate::engine::ManualClock;
 pub use crate::policy::{RateCheck, RateWindow};
-pub use crate::report::{Finding, Severity};
-pub use crate::report::{LogSampler, RateCheckReport};
+pub use crate::report::{Finding, LogSampler, RateCheckReport, Severity};
 pub use crate::stats::{Kind, Statistic, Unit, Value};
 
 use std::time::Duration;

@@ -47,9 +47,9 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/report", 671),
     ("src/size_class", 93),
     ("src/stats", 503),
-    ("src/unstable", 57),
-    ("tests", 36918),
-    ("sum of code and tests", 75806),
+    ("src/unstable", 59),
+    ("tests", 36928),
+    ("sum of code and tests", 75818),
 ];
 
 /// Bytes of all Markdown files.

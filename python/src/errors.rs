@@ -34,7 +34,7 @@ pub(crate) fn with_text<T: PyErrArguments + 'static>(error: &Error, text: T) -> 
         (error.is_setting(), python::SettingError::new_err),
         (error.is_forked(), python::ForkError::new_err),
         (error.is_closed(), python::ClosedError::new_err),
-        (error.is_device() || error.is_capture(), python::DeviceError::new_err),
+        (error.is_device_failed() || error.is_capturing_stream(), python::DeviceError::new_err),
     ];
     let kind = kinds.into_iter().find_map(|(applies, new_err)| applies.then_some(new_err));
     kind.unwrap_or(python::PinpoolError::new_err)(text)

@@ -89,12 +89,12 @@ impl SharedPoolCore {
         // Each step takes the shared pool again, so that `close` takes effect.
         let next = |wait| self.shared()?.receive_next(wait).map_err(shared_exception);
         let next = wait_interruptibly(py, timeout, next)??;
-        Ok(next.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
+        Ok(next.map(|(ticket, buf)| (ticket.user_data(), self.received(buf))))
     }
 
     fn receive_from_dead_worker(&self, py: Python<'_>) -> PyResult<Option<(u64, Buffer)>> {
         let sent = self.call(py, SharedPool::receive_from_dead_worker)?;
-        Ok(sent.map(|(ticket, buf)| (ticket.number(), self.received(buf))))
+        Ok(sent.map(|(ticket, buf)| (ticket.user_data(), self.received(buf))))
     }
 
     fn recover(&self, py: Python<'_>) -> PyResult<usize> {

@@ -76,7 +76,7 @@ impl Stream {
             let may_run = !error.is_backend();
             let remedy = if !may_run {
                 "; no copy can run on a stream: release the buffer without one"
-            } else if error.is_capture() {
+            } else if error.is_capturing_stream() {
                 ". The memory of this buffer is never reused"
             } else {
                 "; pass a live stream. The memory is never reused, because work on this stream may still run"

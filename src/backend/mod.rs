@@ -41,7 +41,7 @@ mod vmm;
 #[cfg(feature = "cuda")]
 mod word_copy;
 
-pub use crate::error::SourceError;
+pub(crate) use crate::error::SourceError;
 pub(crate) use choose::driver_source;
 pub use choose::{Backend, ChosenSource, gpu_finding};
 pub(crate) use choose::{choose, default_device, may_start_driver};

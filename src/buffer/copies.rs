@@ -28,7 +28,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the device failed, so it is unknown whether the copy has completed.
+    /// [`Error::is_device_failed`] if the device failed, so it is unknown whether the copy has completed.
     pub fn is_complete(&self) -> Result<bool> {
         self.copy.is_complete()
     }
@@ -144,11 +144,11 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_copy_refused`], [`Error::is_capture`]: the target is too small or the driver refused the copy, or the
+    /// - [`Error::is_copy_refused`], [`Error::is_capturing_stream`]: the target is too small or the driver refused the copy, or the
     ///   stream is capturing a graph; [`CopyError::into_buf`] returns the buffer,
     /// - [`Error::is_invalid_handle`], [`Error::is_unavailable`]: a raw stream is invalid, or there is no driver; `into_buf`
     ///   returns the buffer,
-    /// - [`Error::is_device`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
+    /// - [`Error::is_device_failed`]: the device failed; if the copy may be running, the memory returns to the pool when the copy has
     ///   completed, or is never reused; otherwise `into_buf` returns the buffer,
     /// - [`Error::is_forked`]: the pool was created before this process was forked.
     pub fn copy_to<S, E, T>(mut self, stream: &S, target: &mut T) -> Result<Completion, CopyError>
@@ -295,7 +295,7 @@ impl PinnedBuf {
         let id = id();
         // The driver may accept the second attempt.
         let make = || catch_fence_panic(&make_fence);
-        let fence = make().or_else(|error| if error.is_capture() { Err(error) } else { make() });
+        let fence = make().or_else(|error| if error.is_capturing_stream() { Err(error) } else { make() });
         let fences = block.copy_fences_mut();
         fences.forget_completed();
         match fence {
@@ -308,7 +308,7 @@ impl PinnedBuf {
             Err(error) if id.is_some() && error.is_unavailable() => Err(error),
             Err(error) => {
                 // Each launch of a captured graph uses the buffer again, so no later call may forget this entry.
-                let id = id.filter(|_| !error.is_capture());
+                let id = id.filter(|_| !error.is_capturing_stream());
                 fences.record_unfenced(id, std::sync::Arc::new(copy::UnknownEnd(error.to_string())));
                 Err(error)
             }
@@ -367,7 +367,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`release_after`](PinnedBuf::release_after), and [`Error::is_device`] if the event was last recorded on a
+    /// The errors of [`release_after`](PinnedBuf::release_after), and [`Error::is_device_failed`] if the event was last recorded on a
     /// stream that captured a graph.
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
         self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
@@ -378,7 +378,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream), and [`Error::is_device`] if the event was last recorded on a
+    /// The errors of [`record_stream`](PinnedBuf::record_stream), and [`Error::is_device_failed`] if the event was last recorded on a
     /// stream that captured a graph.
     pub fn record_event(&mut self, event: &cudarc::driver::CudaEvent) -> Result<()> {
         self.record_work(|| None, || copy::cuda::fence_after_event(event))
@@ -406,7 +406,7 @@ impl PinnedBuf {
     /// - [`Error::is_unavailable`]: there is no driver, so no work uses the buffer,
     /// - [`Error::is_forked`]: this is a forked child; nothing is recorded,
     /// - [`Error::is_invalid_handle`]: the driver knows no such stream, or it is a default stream and no context is current,
-    /// - [`Error::is_device`], [`Error::is_capture`]: no fence can be recorded on the stream, or it is capturing a graph.
+    /// - [`Error::is_device_failed`], [`Error::is_capturing_stream`]: no fence can be recorded on the stream, or it is capturing a graph.
     ///
     /// After the last two, the memory is never reused unless a later call for the same stream succeeds (if no context was current:
     /// a call on this thread with the context of the work current); after a capture, never.
@@ -432,7 +432,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The errors of [`record_raw_stream`](PinnedBuf::record_raw_stream). An event that was recorded in a capture is
-    /// [`Error::is_device`], and a null event is [`Error::is_invalid_handle`].
+    /// [`Error::is_device_failed`], and a null event is [`Error::is_invalid_handle`].
     ///
     /// # Safety
     ///

@@ -108,7 +108,7 @@ struct Aligned;
 /// # When a device fails
 ///
 /// After a device failure it is unknown whether a copy has completed. The memory is quarantined until the copy's fence confirms
-/// that, and [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes may still change, so
+/// that it has, and until then [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes may still change, so
 /// every access returns an error, and a cudarc call that copies from the buffer panics. If the copy read *from* the buffer, the bytes
 /// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver or `PINPOOL_HUGETLB` is
 /// set, since children inherit neither driver memory nor such huge pages.
@@ -228,7 +228,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if a device failed, so it is unknown whether a copy has completed. The
+    /// [`Error::is_device_failed`](crate::Error::is_device_failed) if a device failed, so it is unknown whether a copy has completed. The
     /// memory is quarantined until its fence confirms that.
     pub fn wait(&mut self) -> Result<()> {
         let Some(block) = self.block.as_mut().filter(|block| !block.is_forked()) else { return Ok(()) };
@@ -239,7 +239,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_device`](crate::Error::is_device): a copy into the buffer failed, and may still be writing to it,
+    /// - [`Error::is_device_failed`](crate::Error::is_device_failed): a copy into the buffer failed, and may still be writing to it,
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver or
     ///   `PINPOOL_HUGETLB` is set.
     #[inline]
@@ -272,7 +272,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// - [`Error::is_device`](crate::Error::is_device): a copy failed, and may still use the bytes,
+    /// - [`Error::is_device_failed`](crate::Error::is_device_failed): a copy failed, and may still use the bytes,
     /// - [`Error::is_forked`](crate::Error::is_forked): this is a forked child, and the memory belongs to a driver or
     ///   `PINPOOL_HUGETLB` is set.
     #[inline]

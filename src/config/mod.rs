@@ -18,7 +18,7 @@ pub mod env;
 mod settings;
 pub mod text;
 
-pub use self::env::ResolvedSettings;
+pub(crate) use self::env::ResolvedSettings;
 pub use self::settings::Config;
 pub(crate) use self::settings::{Settings, for_each_setting};
 pub use self::text::ParseError;
@@ -92,8 +92,8 @@ impl From<&str> for SharedLimitName {
     }
 }
 
-/// The Unix socket that serves the statistics of a pool (`PINPOOL_SOCKET`). Converts from a path. In the variable, only a text
-/// with a slash is a path.
+/// The Unix socket that serves the statistics of a pool (`PINPOOL_SOCKET`). Converts from a path, which is a path even without
+/// a slash, unlike in the variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StatsSocket {

@@ -53,7 +53,7 @@ macro_rules! for_each_setting {
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
         /// Whether the start waits until the whole reserve is pinned: 0 or 1.
-        /// In code, `false` returns after about 8 MiB, and [`Pool::wait_for_reserve`](crate::Pool::wait_for_reserve) waits for the rest.
+        /// In code, with `false` the build returns after about 8 MiB, and [`Pool::wait_for_reserve`](crate::Pool::wait_for_reserve) waits for the rest.
         "PINPOOL_RESERVE_WAIT" = true, reserve_wait(bool): bool as SWITCH;
 
         group "Where memory comes from";
@@ -116,7 +116,7 @@ macro_rules! for_each_setting {
         "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
 
         /// Whether buffers are zeroed before another user gets them: 0 or 1.
-        /// In code, `true` zeroes buffers.
+        /// In code, `true` means that buffers are zeroed.
         "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
             }
     };

@@ -49,7 +49,7 @@ pub(crate) trait CopyEndListener: Send + Sync {
 /// [`Completion::wait`], the buffer may still count as in flight until the pool detects the end.
 ///
 /// The task is woken by the process's maintenance thread, which is started if there is none. The thread queries the copy every
-/// 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken
+/// 0.04 to 0.1 ms at first, and less often once the copy has been running for a while. If the system refuses a thread, the task is woken
 /// immediately and polls repeatedly.
 ///
 /// # Panics
@@ -85,7 +85,7 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the copy is unknown.
+    /// [`Error::is_device_failed`](crate::Error::is_device_failed) if the device failed, so that the end of the copy is unknown.
     pub fn is_complete(&self) -> Result<bool> {
         self.fence.as_ref().map_or(Ok(true), |fence| fence.is_complete())
     }

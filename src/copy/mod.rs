@@ -102,14 +102,14 @@ pub unsafe trait CopySource<S: ?Sized, E = u8> {
 /// # Safety
 ///
 /// The fence must satisfy the contract of [`Fence`] for all work enqueued before the call. A panic counts as
-/// [`Error::is_device`].
+/// [`Error::is_device_failed`].
 #[allow(unsafe_code)]
 pub unsafe trait CopyStream {
     /// Records a fence that is complete once all work enqueued so far has completed.
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if no fence can be recorded, [`Error::is_capture`] if the stream is capturing a graph. A
+    /// [`Error::is_device_failed`] if no fence can be recorded, [`Error::is_capturing_stream`] if the stream is capturing a graph. A
     /// [`RawStream`](cuda::RawStream) also returns [`Error::is_invalid_handle`] for an invalid handle, and [`Error::is_unavailable`]
     /// without a driver.
     fn record_fence(&self) -> Result<Arc<dyn Fence>>;

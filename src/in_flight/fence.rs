@@ -24,7 +24,7 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`](crate::Error::is_device) if the device failed, so that the end of the work is unknown. The pool
+    /// [`Error::is_device_failed`](crate::Error::is_device_failed) if the device failed, so that the end of the work is unknown. The pool
     /// queries the fence again about ten times a second, and reuses the memory after `Ok(true)`. A fence that panics is not
     /// queried again, and its memory is never reused.
     fn is_complete(&self) -> Result<bool>;

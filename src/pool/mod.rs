@@ -35,10 +35,10 @@ pub use user_memory::UserMemory;
 ///
 /// The memory is released when both the last clone and the last buffer are dropped. Whichever drop comes later waits for the
 /// copies in flight; a call that consumes the last buffer, such as [`copy_to`](crate::PinnedBuf::copy_to), counts as its drop.
-/// After 30 s the drop gives up as soon as no copy has completed for one second; buffers then in flight are never freed.
+/// After 30 s, it stops waiting once a second passes without a completed copy. Memory then in flight is never freed.
 ///
-/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone always waits, and after a wait that ended
-/// early nothing is freed. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
+/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone always waits, and if
+/// it stops waiting, frees nothing. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
 /// async task should drop the last handle on a thread that may block.
 ///
 /// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
@@ -326,8 +326,8 @@ impl Pool {
 
     /// Returns buffers with completed copies to the pool, and releases memory that has been idle for too long or exceeds a
     /// limit. On `register` and `cuda` a release waits for the device, so memory that exceeds a limit is released there, but
-    /// memory that has only been idle for too long is kept until the system is short of memory. With `maintenance_thread(false)`,
-    /// apart from this call, only misses and returns with copies do this work. Otherwise the maintenance thread does it, too:
+    /// memory that has only been idle for too long is kept until the system is short of memory. The maintenance thread does this
+    /// work as often as the table says. With `maintenance_thread(false)`, only this call, misses and returns with copies do it.
     ///
     /// | state of the pool | how often |
     /// | --- | --- |

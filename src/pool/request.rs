@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::size_class::DEFAULT_ALIGN;
+use crate::size_class::UNSPECIFIED_ALIGN;
 
 /// A request for a buffer: its length, and optionally its alignment and its longest wait.
 ///
@@ -25,7 +25,7 @@ pub struct Request {
 impl Request {
     /// Returns a request for `len` bytes that waits at most `PINPOOL_WAIT`.
     pub fn new(len: usize) -> Self {
-        Self { len, align: DEFAULT_ALIGN, timeout: None }
+        Self { len, align: UNSPECIFIED_ALIGN, timeout: None }
     }
 
     /// Sets the alignment, a power of two of at most 1 GiB. Every buffer is at least page-aligned.
@@ -33,14 +33,14 @@ impl Request {
         Self { align, ..self }
     }
 
-    /// Sets the longest wait, in place of `PINPOOL_WAIT`. Zero does not wait for room, `Duration::MAX` waits forever.
+    /// Sets the longest wait, in place of `PINPOOL_WAIT`. Zero does not wait for room, `None` waits forever.
     ///
     /// The timeout limits how long a thread waits for room. Even with a shorter timeout, a thread may wait 100 ms for
     /// other threads' driver calls. Its own driver calls are not interrupted: if the driver hangs, so does the thread.
     /// [`Pool::get_async`](crate::Pool::get_async) makes its driver calls on another thread and meets its deadline,
     /// unless the timeout is zero.
-    pub fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout: Some(timeout), ..self }
+    pub fn timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
+        Self { timeout: Some(timeout.into().unwrap_or(Duration::MAX)), ..self }
     }
 }
 

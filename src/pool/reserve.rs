@@ -12,7 +12,7 @@ impl Pool {
     ///
     /// `register` and usually `vmm` pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is
     /// longer than its slice. If the driver refuses further slices, the call succeeds with a shorter reserve and a warning;
-    /// `reserve_bytes` has its length.
+    /// [`MemoryStats::reserve_bytes`](crate::stats::MemoryStats::reserve_bytes) has its length.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` the call returns after about 8 MiB, and the maintenance thread pins the rest in steps of
     /// about 8 MiB. On `register` and `cuda` a step has 64 MiB while no copy is in flight, and no buffer of the reserve is longer

@@ -62,7 +62,7 @@ fn every_length_to_two_mib_has_the_class_of_the_definition() {
     let longest = if cfg!(miri) { 2000 } else { 2 << 20 };
     let mut before = Class { bytes: PAGE_BYTES, index: 0 };
     for len in 1..=longest {
-        let class = Rounding::Eighths.class(len, DEFAULT_ALIGN).unwrap();
+        let class = Rounding::Eighths.class(len, UNSPECIFIED_ALIGN).unwrap();
         assert_eq!((class.bytes as u128, class.bytes >= len), (eighths[class.index as usize], true), "{len}");
         assert_eq!(plain_eighths_index(len), class.index, "{len}");
         // The previous class ends exactly at the previous length.
@@ -71,7 +71,7 @@ fn every_length_to_two_mib_has_the_class_of_the_definition() {
     }
     for rounding in ROUNDINGS {
         (1..=longest).step_by(if cfg!(debug_assertions) { 7 } else { 1 }).for_each(|len| {
-            check(rounding, len, DEFAULT_ALIGN, &eighths);
+            check(rounding, len, UNSPECIFIED_ALIGN, &eighths);
         });
     }
 }
@@ -121,7 +121,7 @@ fn class_indices_are_dense_up_to_the_largest_length() {
     for len in lengths_at_boundaries(&eighths) {
         let index = plain_eighths_index(len);
         assert!(index < EIGHTHS_CLASSES, "{len}: {index}");
-        match Rounding::Eighths.class(len, DEFAULT_ALIGN) {
+        match Rounding::Eighths.class(len, UNSPECIFIED_ALIGN) {
             Ok(class) if len > 0 => assert_eq!(class.index, index, "{len}"),
             // No buffer has such a class, so a request finds nothing under this index.
             _ => assert!(eighths[index as usize] > isize::MAX as u128, "{len}: {index}"),

@@ -30,7 +30,7 @@ pub(crate) const MAX_LEN: usize = isize::MAX as usize;
 pub(crate) const MAX_ALIGN: usize = 1 << 30;
 /// The alignment of a plain [`Pool::get`](crate::Pool::get) for the choice of its class, to which it adds nothing. All memory is
 /// page-aligned.
-pub(crate) const DEFAULT_ALIGN: usize = 4;
+pub(crate) const UNSPECIFIED_ALIGN: usize = 4;
 
 /// TensorFlow's `sizeof(ChunkPrefix)`.
 const PREFIX_BYTES: usize = 16;
@@ -87,7 +87,7 @@ impl Rounding {
     #[inline]
     pub(crate) fn class(self, len: usize, align: usize) -> Result<Class, Error> {
         // A plain request of this length cannot fail, and needs no bytes for its alignment.
-        if self == Self::Eighths && align == DEFAULT_ALIGN && len <= MAX_LEN / 2 {
+        if self == Self::Eighths && align == UNSPECIFIED_ALIGN && len <= MAX_LEN / 2 {
             return Ok(eighths(len));
         }
         self.class_of_any(len, align)
@@ -179,7 +179,7 @@ mod tests {
         // All lengths are checked against the definition in `all_lengths`.
         let lengths = [1, 4096, 4097, 32768, 32769, 65537, 16 << 20, (16 << 20) + 1, (256 << 20) + 1, (1 << 40) + 1];
         let bytes = [4096, 4096, 8192, 32768, 36864, 73728, 16 << 20, 18 << 20, 260 << 20, 2 << 40];
-        assert_eq!(lengths.map(|len| Rounding::Eighths.class_bytes(len, DEFAULT_ALIGN).unwrap()), bytes);
+        assert_eq!(lengths.map(|len| Rounding::Eighths.class_bytes(len, UNSPECIFIED_ALIGN).unwrap()), bytes);
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn a_copy_on_a_capturing_stream_is_refused_and_the_capture_survives() {
     let buf = filled(&pool, 4096, 1);
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
-    assert!(error.is_capture() && error.to_string().contains("before the capture begins"), "{error}");
+    assert!(error.is_capturing_stream() && error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(pool.stats().memory.idle, 1, "the buffer is put back");
     assert_eq!(end_capture(&stream), Ok(()));
     assert_eq!(driver.counts().invalidated_captures, 0);
@@ -98,9 +98,9 @@ fn writes_fail_if_the_wait_for_an_earlier_copy_is_refused() {
     assert_eq!(*buf.wait_slice().unwrap(), [1; 4096], "a read does not wait");
     let refused = || driver.fail("cuEventSynchronize", 1, Code::OUT_OF_MEMORY);
     refused();
-    assert!(buf.wait().unwrap_err().is_device());
+    assert!(buf.wait().unwrap_err().is_device_failed());
     refused();
-    assert!(buf.wait_slice_mut().unwrap_err().is_device());
+    assert!(buf.wait_slice_mut().unwrap_err().is_device_failed());
     refused();
     let panic = panic_of(|| other.memcpy_dtoh(&source, &mut buf).unwrap());
     assert!(
@@ -108,7 +108,7 @@ fn writes_fail_if_the_wait_for_an_earlier_copy_is_refused() {
         "{panic}"
     );
     refused();
-    assert!(buf.copy_from(&other, &source).unwrap_err().error().is_device());
+    assert!(buf.copy_from(&other, &source).unwrap_err().error().is_device_failed());
     assert_eq!(pool.stats().copies.in_flight, 1);
     drop(gate);
     assert_eq!(stream.clone_dtoh(&memory).unwrap(), [1; 4096]);
@@ -129,7 +129,11 @@ fn a_failed_copy_returns_its_buffer_only_if_nothing_was_enqueued() {
         driver.fail(name, 1, code);
         let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
         let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
-        assert_eq!((error.is_device(), error.is_copy_refused()), (is_of_device, !is_of_device), "{name}: {error}");
+        assert_eq!(
+            (error.is_device_failed(), error.is_copy_refused()),
+            (is_of_device, !is_of_device),
+            "{name}: {error}"
+        );
         // The copy may be running, so the buffer waits for a fence that was recorded after it despite the error.
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
@@ -163,7 +167,7 @@ fn a_copy_without_a_fence_is_quarantined_until_the_device_answers() {
     filled(&pool, 4096, 2).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
     let gate = driver.hold(stream.cu_stream());
     let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
-    assert!(copy.is_complete().unwrap_err().is_device());
+    assert!(copy.is_complete().unwrap_err().is_device_failed());
     let later = filled(&pool, 4096, 3).copy_to(&stream, &mut memory).unwrap();
     filled(&pool, 4096, 4).copy_to(&other, &mut others).unwrap().wait().unwrap();
     pool.maintain();
@@ -187,10 +191,10 @@ fn a_copy_without_a_fence_is_waited_for_once_during_a_capture() {
     let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
     // Also waits until no thread of an earlier test is left, which could have made the call.
     maintain_until(&pool, |_| driver.calls("cuCtxSynchronize") > 0 && threads_named("pinpool-wait") == 0);
-    assert!(copy.wait().unwrap_err().is_device());
+    assert!(copy.wait().unwrap_err().is_device_failed());
     let waits = driver.calls("cuCtxSynchronize");
     for _ in 0..3 {
-        assert!(copy.wait().unwrap_err().is_device());
+        assert!(copy.wait().unwrap_err().is_device_failed());
         pool.maintain();
         assert_eq!((driver.calls("cuCtxSynchronize"), pool.stats().memory.quarantined), (waits, 1));
     }
@@ -209,7 +213,7 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
     assert_eq!(in_flight_and_quarantined(&pool), (1, 0), "not ready is not an error");
     driver.lose_device(Code::LAUNCH_FAILED);
     let error = copy.wait().unwrap_err();
-    assert!(error.is_device() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
+    assert!(error.is_device_failed() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
     maintain_until(&pool, |stats| stats.memory.quarantined > 0);
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.quarantined, stats.memory.idle), (0, 1, 0));

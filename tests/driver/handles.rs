@@ -154,7 +154,7 @@ fn memory_is_quarantined_if_its_fence_is_refused() {
         assert!(error.to_string().contains(words), "{error}");
         // SAFETY: the default stream. Work on it is unrelated.
         unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap();
-        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{words}: who writes would overtake the work");
+        assert!(buf.wait_slice_mut().unwrap_err().is_device_failed(), "{words}: who writes would overtake the work");
         drop(buf);
         pool.maintain();
         assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (0, lost.len() as u64), "{words}");
@@ -189,7 +189,7 @@ fn only_handle_errors_are_reported_as_invalid_handles() {
         ("cuStreamGetCtx_v2", Code::INVALID_HANDLE, true),
         ("cuStreamGetCtx_v2", Code::CONTEXT_IS_DESTROYED, true),
     ] {
-        let kinds = errors(call, code).map(|error| (error.is_invalid_handle(), error.is_device()));
+        let kinds = errors(call, code).map(|error| (error.is_invalid_handle(), error.is_device_failed()));
         assert_eq!(kinds, [(is_handle, !is_handle); 2], "{call}: {code:?}");
     }
     // SAFETY: none is allowed.
@@ -197,7 +197,7 @@ fn only_handle_errors_are_reported_as_invalid_handles() {
     let [of_stream, of_event] = errors("no call", Code::UNKNOWN);
     assert!(of_stream.is_invalid_handle() && of_event.is_invalid_handle());
     assert!(of_event.to_string().contains("no CUDA context is current"));
-    assert!(errors("cuEventQuery", Code::LAUNCH_FAILED)[1].is_device());
+    assert!(errors("cuEventQuery", Code::LAUNCH_FAILED)[1].is_device_failed());
 }
 
 #[test]
@@ -213,10 +213,10 @@ fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
     for handle in [0, 1, 2] {
         let mut buf = pool.get(LEN).unwrap();
         driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
-        assert!(record(&mut buf, handle, &context).unwrap_err().is_device());
+        assert!(record(&mut buf, handle, &context).unwrap_err().is_device_failed());
         driver.reset_scripts();
         record(&mut buf, handle, &other).unwrap();
-        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{handle}: a stream of another context");
+        assert!(buf.wait_slice_mut().unwrap_err().is_device_failed(), "{handle}: a stream of another context");
         let on_other_thread = || record(&mut buf, handle, &context).map(|()| buf.wait_slice_mut().is_ok());
         let is_free = thread::scope(|scope| scope.spawn(on_other_thread).join().unwrap().unwrap());
         assert_eq!(is_free, handle < 2, "{handle}: each thread has another");
@@ -233,7 +233,10 @@ fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
         let refused = unsafe { buf.record_raw_stream(ptr::without_provenance_mut(handle)) }.unwrap_err();
         assert!(refused.is_invalid_handle(), "{handle}: no context is current");
         thread::scope(|scope| scope.spawn(|| record(&mut buf, handle, &context)).join().unwrap()).unwrap();
-        assert!(buf.wait_slice_mut().unwrap_err().is_device(), "{handle}: another thread may mean another stream");
+        assert!(
+            buf.wait_slice_mut().unwrap_err().is_device_failed(),
+            "{handle}: another thread may mean another stream"
+        );
         record(&mut buf, handle, &context).unwrap();
         assert!(buf.wait_slice_mut().is_ok(), "{handle}: repeated with the context current");
     }
@@ -252,7 +255,7 @@ fn a_default_stream_during_a_capture_is_recorded_after_it() {
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     // SAFETY: the default stream.
     let error = unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err();
-    assert!(!error.is_capture() && error.to_string().contains("once that capture has ended"), "{error}");
+    assert!(!error.is_capturing_stream() && error.to_string().contains("once that capture has ended"), "{error}");
     let released = pool.get(LEN).unwrap().release_after(&default).unwrap_err().into_buf().unwrap();
     drop(pool.get(LEN).unwrap().release_after(&default).unwrap_err());
     assert_eq!(pool.stats().memory.quarantined, 1, "a buffer that nobody takes out of the error");
@@ -286,7 +289,7 @@ fn a_default_stream_of_a_named_gpu_belongs_to_its_primary_context() {
     let without_context = unsafe { RawStream::new(ptr::null_mut()) }.or_on_device(0);
     assert_ne!(without_context.record_fence().unwrap().stream_id(), fence.stream_id(), "of the current context");
     driver.fail_from("cuStreamGetCtx_v2", 1, Code::OUT_OF_MEMORY);
-    assert!(without_context.record_fence().unwrap_err().is_device(), "no fence on another context's stream");
+    assert!(without_context.record_fence().unwrap_err().is_device_failed(), "no fence on another context's stream");
     driver.reset_scripts();
     // SAFETY: none is allowed.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
@@ -351,12 +354,12 @@ fn the_default_stream_of_a_green_context_is_refused() {
     let buf = error.into_buf().expect("nothing was enqueued");
     // The primary context has another default stream: an event there would not cover this work.
     let error = buf.release_after(&default).unwrap_err();
-    assert!(error.error().is_device() && error.to_string().contains("green context"), "{error}");
+    assert!(error.error().is_device_failed() && error.to_string().contains("green context"), "{error}");
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
-    assert!(unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err().is_device());
+    assert!(unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err().is_device_failed());
     // Given as torch does: on the primary context's stream, the fence would complete immediately.
-    assert!(default.on_device(0).record_fence().unwrap_err().is_device());
+    assert!(default.on_device(0).record_fence().unwrap_err().is_device_failed());
     drop(buf);
     pool.maintain();
     assert_eq!((pool.stats().memory.quarantined, pool.stats().memory.idle), (1, 0), "it is not known what uses it");

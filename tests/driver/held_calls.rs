@@ -95,7 +95,7 @@ fn a_blocked_query_does_not_clear_a_device_failure() {
     // Longer than the pool trusts the device without a query.
     thread::sleep(Duration::from_millis(2));
     driver.fail("cuStreamQuery", 1, Code(719));
-    assert!(copy.is_complete().unwrap_err().is_device());
+    assert!(copy.is_complete().unwrap_err().is_device_failed());
     let gate = driver.hold_call("cuStreamQuery");
     thread::scope(|scope| {
         thread::sleep(Duration::from_millis(2));

@@ -179,11 +179,11 @@ fn a_copy_back_that_fails_returns_no_bytes() {
     let mut buf = filled(&pool, 0);
     stream.memcpy_dtoh(&source, &mut buf).unwrap();
     driver.lose_device(Code::LAUNCH_FAILED);
-    assert!(arriving.wait().unwrap_err().is_device());
-    assert!(buf.wait().unwrap_err().is_device());
-    assert!(buf.wait_slice().unwrap_err().is_device());
-    assert!(buf.wait_slice_as_mut::<u32>().unwrap_err().is_device());
-    assert!(buf.try_slice().unwrap_err().is_device() && buf.try_slice_mut().unwrap_err().is_device());
+    assert!(arriving.wait().unwrap_err().is_device_failed());
+    assert!(buf.wait().unwrap_err().is_device_failed());
+    assert!(buf.wait_slice().unwrap_err().is_device_failed());
+    assert!(buf.wait_slice_as_mut::<u32>().unwrap_err().is_device_failed());
+    assert!(buf.try_slice().unwrap_err().is_device_failed() && buf.try_slice_mut().unwrap_err().is_device_failed());
     assert_eq!(buf.len(), LEN, "the buffer does not appear empty");
     drop(buf);
     pool.maintain();
@@ -216,7 +216,7 @@ fn a_buffer_released_after_untracked_work_waits_for_that_work_only() {
     filled(&pool, 1).release_after(&stream).unwrap();
     poll_until_idle(&pool);
     driver.fail_from("cuStreamIsCapturing", 1, Code::UNKNOWN);
-    assert!(filled(&pool, 1).release_after(&stream).unwrap_err().error().is_device());
+    assert!(filled(&pool, 1).release_after(&stream).unwrap_err().error().is_device_failed());
     assert_eq!((pool.stats().memory.quarantined, pool.stats().copies.in_flight), (1, 0));
 }
 
@@ -248,7 +248,7 @@ fn raw_memory_is_copied_on_a_raw_stream() {
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "nothing was enqueued");
     driver.fail("cuMemcpyHtoDAsync_v2", 1, Code(9999));
     // A code that no header lists.
-    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device());
+    assert!(filled(&pool, 6).copy_to(&stream, &mut raw).unwrap_err().error().is_device_failed());
 }
 
 #[test]
@@ -386,9 +386,9 @@ fn a_copy_that_would_join_a_capture_is_refused() {
         origin.memset_zeros(&mut source).unwrap();
         let records = driver.calls("cuEventRecord");
         let refused = pinpool::Error::from(filled(&pool, 1).copy_to(&stream, &mut target).unwrap_err());
-        assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
+        assert!(refused.is_capturing_stream() && refused.to_string().contains("capturing"), "{refused}");
         let refused = pinpool::Error::from(filled(&pool, 1).copy_from(&other, &source).unwrap_err());
-        assert!(refused.is_capture() && refused.to_string().contains("capturing"), "{refused}");
+        assert!(refused.is_capturing_stream() && refused.to_string().contains("capturing"), "{refused}");
         assert_eq!(driver.calls("cuEventRecord"), records, "nothing was enqueued, so no event was recorded");
         assert_eq!((in_flight_and_quarantined(&pool), pool.stats().memory.idle), ((0, 0), 1));
         assert_eq!(driver.calls("cuMemcpyHtoDAsync_v2") + driver.calls("cuMemcpyDtoHAsync_v2"), 0);
@@ -408,7 +408,7 @@ fn an_event_recorded_in_a_capture_is_refused() {
     captured(&origin, || {
         in_graph.record(&origin).unwrap();
         let refused = pinpool::Error::from(filled(&pool, 1).release_after_event(&in_graph).unwrap_err());
-        assert!(refused.is_device() && refused.to_string().contains("CAPTURED_EVENT"), "{refused}");
+        assert!(refused.is_device_failed() && refused.to_string().contains("CAPTURED_EVENT"), "{refused}");
         // Later buffers are not affected.
         let gate = driver.hold(stream.cu_stream());
         event.record(&stream).unwrap();

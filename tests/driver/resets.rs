@@ -39,7 +39,7 @@ fn reset_under_a_pool(backend: Backend, has_events: bool) {
     let context = CudaContext::new(0).unwrap();
     assert_eq!(context.cu_ctx(), old_handle, "the handle recurs");
     drop(gate);
-    assert!(in_flight.wait().unwrap_err().is_device(), "the end of a copy is unknown after its event is gone");
+    assert!(in_flight.wait().unwrap_err().is_device_failed(), "the end of a copy is unknown after its event is gone");
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 1));
     // Two buffers were idle, and the memory that the first of them uses is free for others.

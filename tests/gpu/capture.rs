@@ -42,14 +42,17 @@ fn a_stream_that_captures_is_refused() {
         captured(name, &lane.stream, || {
             let refused = pool.get(MIB).unwrap().copy_to(&lane.stream, &mut lane.memory).unwrap_err();
             let refused = pinpool::Error::from(refused);
-            assert!(refused.is_capture(), "{name}: {refused}");
+            assert!(refused.is_capturing_stream(), "{name}: {refused}");
             let refused = pool.get(MIB).unwrap().copy_from(&lane.stream, &lane.memory).unwrap_err();
             let refused = pinpool::Error::from(refused);
-            assert!(refused.is_capture(), "{name}: {refused}");
+            assert!(refused.is_capturing_stream(), "{name}: {refused}");
             let Stats { memory, copies, .. } = pool.stats();
             assert_eq!((memory.idle, copies.in_flight, memory.quarantined), (1, 0, 0), "{name}: it is put back");
             // Each launch of the graph would read these buffers again.
-            assert!(pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().error().is_capture(), "{name}");
+            assert!(
+                pool.get(MIB).unwrap().release_after(&lane.stream).unwrap_err().error().is_capturing_stream(),
+                "{name}"
+            );
             lane.stream.memcpy_htod(&pool.get(MIB).unwrap(), &mut lane.memory).unwrap();
             pool.maintain();
             let Stats { memory, copies, .. } = pool.stats();

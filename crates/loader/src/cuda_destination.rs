@@ -25,7 +25,7 @@ impl CudaDestination {
     ///
     /// # Errors
     ///
-    /// [`Error::is_unavailable`] if there is no driver or no such device; [`Error::is_device`] if the driver refuses a context, a
+    /// [`Error::is_unavailable`] if there is no driver or no such device; [`Error::is_device_failed`] if the driver refuses a context, a
     /// stream or memory.
     pub fn new(ordinal: u32, lanes: usize) -> Result<Self, Error> {
         // cudarc panics without a driver.

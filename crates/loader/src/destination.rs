@@ -27,7 +27,7 @@ pub trait Destination {
     /// # Errors
     ///
     /// If the copy cannot be started or the device has no memory for it. The buffer has returned to its pool then, unless the
-    /// device failed ([`Error::is_device`]) and the copy may be running.
+    /// device failed ([`Error::is_device_failed`]) and the copy may be running.
     fn send(&mut self, lane: usize, batch: &LoadedBatch, buffer: PinnedBuf) -> Result<Completion, Error>;
 
     /// Calls `read` with the device memory of `lane`, which begins with the bytes of the last copy and may be longer. That copy must
@@ -50,7 +50,7 @@ impl SinkDestination {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the system cannot start a thread.
+    /// [`Error::is_device_failed`] if the system cannot start a thread.
     pub fn new(lanes: usize) -> Result<Self, Error> {
         let lane = |_| Ok((SinkStream::new()?, SinkMemory::new(0)));
         Ok(Self { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })

@@ -32,7 +32,7 @@ use pinpool::Rounding;
 use pinpool_observe::record::{Event, Record};
 
 /// The alignment of a request that names none.
-pub(crate) const DEFAULT_ALIGN: usize = 4;
+pub(crate) const UNSPECIFIED_ALIGN: usize = 4;
 /// The buffer of `r` and `s` lines; no other line may name it.
 const REPEATED_ID: u64 = u64::MAX;
 
@@ -196,12 +196,12 @@ impl Parser {
     fn perform(&mut self, text: &str) -> Result<(), String> {
         self.has_begun = true;
         match *text.split(' ').collect::<Vec<_>>() {
-            ["a", id, bytes] => self.request(number(id)?, number(bytes)?, DEFAULT_ALIGN),
+            ["a", id, bytes] => self.request(number(id)?, number(bytes)?, UNSPECIFIED_ALIGN),
             ["a", id, bytes, align] => self.request(number(id)?, number(bytes)?, number(align)?),
             ["f", id] => self.put(number(id)?),
             ["r", count, bytes] => self.repeat(number(count)?, number(bytes)?, 0),
             ["s", count, bytes, step] => self.repeat(number(count)?, number(bytes)?, number(step)?),
-            ["c"] => self.record(self.pool, DEFAULT_ALIGN, Event::Cleared),
+            ["c"] => self.record(self.pool, UNSPECIFIED_ALIGN, Event::Cleared),
             ["p", index] => {
                 self.pool = number(index)?;
                 let pools = self.trace.header.pools;
@@ -228,7 +228,7 @@ impl Parser {
         self.check_room(count.saturating_mul(2))?;
         for n in 0..count {
             let bytes = n.checked_mul(step).and_then(|more| bytes.checked_add(more)).ok_or("the sizes exceed 2^64")?;
-            self.get(REPEATED_ID, bytes, DEFAULT_ALIGN)?;
+            self.get(REPEATED_ID, bytes, UNSPECIFIED_ALIGN)?;
             self.put(REPEATED_ID)?;
         }
         Ok(())
@@ -243,7 +243,7 @@ impl Parser {
     fn put(&mut self, id: u64) -> Result<(), String> {
         let (pool, bytes) = self.held.remove(&id).ok_or_else(|| format!("no buffer {id} is held"))?;
         self.held_bytes -= bytes;
-        self.record(pool, DEFAULT_ALIGN, Event::Put { id, in_flight: false })
+        self.record(pool, UNSPECIFIED_ALIGN, Event::Put { id, in_flight: false })
     }
 
     fn record(&mut self, pool: u32, align: usize, event: Event) -> Result<(), String> {

@@ -117,7 +117,7 @@ pub(super) struct BufferHeader {
     /// Bytes that the worker has filled. Set when the buffer is sent.
     pub(super) len: AtomicU64,
     /// The number that the worker passed to `send`.
-    pub(super) number: AtomicU64,
+    pub(super) user_data: AtomicU64,
     /// Sequence number of the buffer among all sent buffers.
     pub(super) order: AtomicU64,
 }

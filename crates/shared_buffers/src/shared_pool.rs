@@ -155,11 +155,11 @@ impl SharedPool {
                 _ => None,
             });
             let Some((_, index, entry, sent)) = sent.min_by_key(|&(order, ..)| order) else { return Ok(None) };
-            let number = entry.number.load(Ordering::Relaxed);
+            let user_data = entry.user_data.load(Ordering::Relaxed);
             if let Some(buf) = self.hold(view, index, entry, sent)? {
                 let (index, len) = (u32::try_from(index).unwrap_or(u32::MAX), buf.len() as u64);
                 let generation = sent.generation;
-                return Ok(Some((Ticket { id: view.geometry.id, index, generation, len, number }, buf)));
+                return Ok(Some((Ticket { id: view.geometry.id, index, generation, len, user_data }, buf)));
             }
         }
     }

@@ -10,7 +10,7 @@ pub struct Ticket {
     pub(super) index: u32,
     pub(super) generation: u64,
     pub(super) len: u64,
-    pub(super) number: u64,
+    pub(super) user_data: u64,
 }
 
 /// The first bytes of a ticket.
@@ -41,8 +41,8 @@ impl Ticket {
     }
 
     /// Returns the number that the worker sent with the buffer.
-    pub fn number(&self) -> u64 {
-        self.number
+    pub fn user_data(&self) -> u64 {
+        self.user_data
     }
 
     /// Writes the ticket as bytes, for a pipe or a socket.
@@ -50,7 +50,7 @@ impl Ticket {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..8].copy_from_slice(&self.index.to_le_bytes());
-        for (field, value) in [self.id, self.generation, self.len, self.number].into_iter().enumerate() {
+        for (field, value) in [self.id, self.generation, self.len, self.user_data].into_iter().enumerate() {
             bytes[8 * (field + 1)..8 * (field + 2)].copy_from_slice(&value.to_le_bytes());
         }
         bytes
@@ -77,7 +77,7 @@ impl Ticket {
         }
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         let index = u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 + byte]));
-        Ok(Self { id: long(8), index, generation: long(16), len: long(24), number: long(32) })
+        Ok(Self { id: long(8), index, generation: long(16), len: long(24), user_data: long(32) })
     }
 
     pub(super) fn error(&self, why: impl Into<String>) -> crate::Error {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_ticket_comes_back_from_its_bytes_and_other_bytes_are_refused() {
-        let ticket = Ticket { id: u64::MAX - 1, index: 7, generation: 1 << 40, len: 12345, number: 99 };
+        let ticket = Ticket { id: u64::MAX - 1, index: 7, generation: 1 << 40, len: 12345, user_data: 99 };
         assert_eq!(Ticket::from_bytes(&ticket.to_bytes()).unwrap(), ticket);
         for bytes in [&ticket.to_bytes()[1..], &[], &[0; Ticket::BYTES], &[1; 100]] {
             assert!(Ticket::from_bytes(bytes).unwrap_err().is_invalid_ticket());

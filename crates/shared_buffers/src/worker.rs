@@ -299,7 +299,7 @@ impl SharedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
-    /// Sends the buffer to the trainer, with `number`. The ticket identifies the buffer. The trainer can also find the buffer
+    /// Sends the buffer to the trainer, with `user_data`. The ticket identifies the buffer. The trainer can also find the buffer
     /// without the ticket, even if this process dies.
     ///
     /// # Errors
@@ -307,7 +307,7 @@ impl SharedBuf {
     /// - [`is_trainer_unavailable`](crate::Error::is_trainer_unavailable): the trainer has exited or refuses its workers, and the buffer is freed,
     /// - [`is_forked`](crate::Error::is_forked): as for [`SharedWorker::get`],
     /// - [`is_backend`](crate::Error::is_backend): another process has changed the state of the buffer.
-    pub fn send(self, number: u64) -> Result<Ticket> {
+    pub fn send(self, user_data: u64) -> Result<Ticket> {
         let attached = &self.attached;
         attached.check_process()?;
         attached.check_trainer()?;
@@ -316,14 +316,14 @@ impl SharedBuf {
         let lost = |why: &str| ErrorKind::Shared(why.to_owned());
         let entry = view.buffer_header(self.index).ok_or_else(|| lost("no such buffer"))?;
         entry.len.store(self.len as u64, Ordering::Relaxed);
-        entry.number.store(number, Ordering::Relaxed);
+        entry.user_data.store(user_data, Ordering::Relaxed);
         entry.order.store(header.next_send(), Ordering::Relaxed);
         if !entry.state.step(self.state, Usage::Sent(attached.slot)) {
             return Err(lost("the state of the buffer was changed by another process").into());
         }
         header.sent_event().notify(1);
         let index = u32::try_from(self.index).unwrap_or(u32::MAX);
-        Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, number })
+        Ok(Ticket { id: view.geometry.id, index, generation: self.state.generation, len: self.len as u64, user_data })
     }
 }
 

@@ -94,7 +94,7 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the system refuses a thread.
+    /// [`Error::is_device_failed`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
@@ -146,7 +146,7 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device`] if the stream failed.
+    /// [`Error::is_device_failed`] if the stream failed.
     pub fn synchronize(&self) -> Result<()> {
         // Relaxed: this thread's own enqueues come before this load; enqueues of other threads may or may not count.
         self.progress.wait_for(self.progress.enqueued.load(Ordering::Relaxed))

@@ -96,8 +96,8 @@ impl PoolCore {
     ///
     /// # Safety
     ///
-    /// `address` must not be null, since an unused entry contains null and no shard. If there is a pool at `address`, it must
-    /// live as long as its `holder`.
+    /// `address` must not be null: an unused entry contains null, so it would match, and has no shard. If there is a pool at
+    /// `address`, it must live as long as its `holder`.
     #[inline(always)]
     pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _holder: &T) -> Option<ThreadShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.

@@ -146,7 +146,7 @@ impl PoolCore {
         recorder: Option<Arc<dyn Recorder>>,
         host_limit: HostLimit,
     ) -> Arc<Self> {
-        let idle_us = policy::idle_buffer_us(config.idle_timeout);
+        let idle_us = policy::max_buffer_idle_us(config.idle_timeout);
         let core = Arc::new(Self {
             generation: ForkGeneration::now(),
             process: std::process::id(),

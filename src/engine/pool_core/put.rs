@@ -128,8 +128,8 @@ impl PoolCore {
         self.wake_waiters();
     }
 
-    /// Announces that a copy has begun. Requests that wait for memory, here or in a partition, poll immediately and at short
-    /// intervals from now on, since the end of the copy wakes no request.
+    /// Announces that a copy has begun. Threads that wait for memory, here or in a partition, query the copies immediately and at
+    /// short intervals from now on, since the end of the copy wakes no request.
     fn announce_copy(&self) {
         // Pairs with the fence in `longest_sleep`.
         fence(Ordering::SeqCst);

@@ -18,7 +18,7 @@ use crate::stats::{EvictionReason, SourceCalls};
 use pinpool_observe::diagnosis::STUCK_AFTER;
 use pinpool_os::sync::unmodeled::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 
-/// Time between two ticks: much shorter than any time in the policy, and much longer than a tick.
+/// Shortest time between two ticks: much shorter than any time in the policy, and much longer than a tick.
 const TICK_EVERY_US: u64 = 10_000;
 /// If the maintenance thread is late by this time, the next miss or return with a copy runs the tick.
 const LATE_US: u64 = 3_000_000;

@@ -58,7 +58,7 @@ fn a_failed_copy_ends_what_awaits_it_with_its_error() {
     let awaiting = runtime.spawn(async move { copy.await });
     runtime.block_on(runtime.spawn(tokio::task::yield_now())).unwrap();
     stream.fail();
-    assert!(runtime.block_on(awaiting).unwrap().unwrap_err().is_device());
+    assert!(runtime.block_on(awaiting).unwrap().unwrap_err().is_device_failed());
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn a_fence_that_fails_takes_its_own_buffer_out_of_use_and_no_other() {
     };
     (0..2).for_each(|_| pool.get(MIB).unwrap().release_after(&failing()).unwrap());
     pool.maintain();
-    assert!(pool.get(MIB).unwrap().release_after(&Marking(None)).unwrap_err().error().is_device());
+    assert!(pool.get(MIB).unwrap().release_after(&Marking(None)).unwrap_err().error().is_device_failed());
     let lines = lines();
     assert_eq!(["until the device responds", "never reused"].map(|text| count(&lines, text)), [2, 1], "{lines:#?}");
     pool.get(MIB).unwrap().release_after(&answering(|| panic!("a fence of the user"))).unwrap();
@@ -156,10 +156,10 @@ fn a_custom_stream_can_return_each_documented_error() {
     type Predicate = fn(&Error) -> bool;
     let pool = builder().build().unwrap();
     let errors: [(Error, Predicate, &str); 4] = [
-        (Error::capturing_stream(), Error::is_capture, "the stream is capturing a graph"),
+        (Error::capturing_stream(), Error::is_capturing_stream, "the stream is capturing a graph"),
         (Error::invalid_handle("no stream 7"), Error::is_invalid_handle, "invalid stream or event: no stream 7"),
         (Error::unavailable("the driver", "no card"), Error::is_unavailable, "the driver is unavailable: no card"),
-        (Error::device_failed("reset"), Error::is_device, "device failure: reset"),
+        (Error::device_failed("reset"), Error::is_device_failed, "device failure: reset"),
     ];
     for (leaked, (error, is_documented, text)) in (1..).zip(errors) {
         let stream = Marking(Some(Err(error)));
@@ -171,7 +171,7 @@ fn a_custom_stream_can_return_each_documented_error() {
         let mut recorded = pool.get(MIB).unwrap();
         assert!(is_documented(&recorded.record_stream(&stream).unwrap_err()));
         recorded.record_stream(&answering(|| Ok(true))).unwrap();
-        assert!(recorded.wait().unwrap_err().is_device(), "{text}: a later fence does not cover the work");
+        assert!(recorded.wait().unwrap_err().is_device_failed(), "{text}: a later fence does not cover the work");
         drop(recorded);
         pool.maintain();
         assert_eq!((pool.stats().memory.idle, pool.stats().memory.quarantined), (0, 2 * leaked), "{text}");

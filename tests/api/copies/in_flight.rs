@@ -136,7 +136,7 @@ fn a_refused_copy_gives_its_buffer_back() {
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(10));
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();
     assert!(error.error().is_copy_refused(), "{error}");
-    assert_eq!(format!("{error:?}"), format!("Copy: {error}"));
+    assert_eq!(format!("{error:?}"), format!("CopyRefused: {error}"));
     assert!(["copy 11B", "only 10B"].iter().all(|part| error.to_string().contains(part)), "{error}");
     assert_eq!((pool.stats().memory.idle, pool.stats().memory.in_use), (0, 1));
     // The bytes are still there, and may be copied elsewhere.
@@ -219,7 +219,7 @@ fn a_device_error_quarantines_the_buffer_without_a_wait() {
     let (stream, mut device, gate) = held_sink(100);
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     stream.fail();
-    assert!(copy.wait().unwrap_err().is_device());
+    assert!(copy.wait().unwrap_err().is_device_failed());
     pool.maintain();
     let stats = valid_stats(&pool);
     assert_eq!((stats.memory.quarantined, stats.copies.in_flight, stats.memory.idle), (1, 0, 0));

@@ -48,7 +48,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                     ("reserve", childs_pool.reserve(1 << 20).is_err_and(|error| error.is_forked())),
                     ("partition", childs_pool.partition("p", 1 << 20).is_err_and(|error| error.is_forked())),
                     ("copy", held.copy_range_to(0..10, &stream, &mut device).is_err_and(|error| error.is_forked())),
-                    ("wait", copy.wait().is_err_and(|error| error.is_device())),
+                    ("wait", copy.wait().is_err_and(|error| error.is_device_failed())),
                 ];
                 checks.push(("bytes", held.wait_slice_mut().unwrap().iter().all(|&byte| byte == 7)));
                 copied.try_slice_mut().unwrap().unwrap()[0] = 1;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use pinpool::SharedLimitName;
 use pinpool::source::Source;
-use pinpool::unstable::backend::GRANULE_BYTES;
-use pinpool::unstable::backend::lock_limit;
-use pinpool::unstable::config::{Config, SharedLimitName, env};
+use pinpool::unstable::backend::{GRANULE_BYTES, lock_limit};
+use pinpool::unstable::config::{Config, env};
 use pinpool::unstable::{Finding, shared_limit};
 use pinpool_observe::diagnosis::words::counted;
 use pinpool_os::format::Size;

@@ -23,7 +23,7 @@ use super::replay::Replay;
 use super::report::ReplayReport;
 use super::sim::SimSource;
 use super::workload::Workload;
-use crate::format::{DEFAULT_ALIGN, TraceError};
+use crate::format::{TraceError, UNSPECIFIED_ALIGN};
 use crate::threads::{Op, Step, StepId};
 use pinpool::unstable::{LogSampler, ManualClock, RateCheckReport, compact_step, maintenance_period, run_due_work};
 use pinpool::{Backend, Error, Limit, PinnedBuf, Pool};
@@ -239,7 +239,7 @@ impl<'a> Player<'a> {
             self.report.pin_calls = self.pool.stats().memory.pin.count;
         }
         // A request that an empty pool could not serve under the limit does not wait.
-        let class_bytes = self.pool.config().rounding.class_bytes(bytes, DEFAULT_ALIGN)? as u64;
+        let class_bytes = self.pool.config().rounding.class_bytes(bytes, UNSPECIFIED_ALIGN)? as u64;
         let fits_limit = self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes);
         let waits = buffer.is_none() && self.wait_us > 0 && fits_limit;
         if !self.schedule.is_closed {

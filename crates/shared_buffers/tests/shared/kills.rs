@@ -58,7 +58,7 @@ fn killed_workers_lose_only_the_batch_in_progress() {
             let Some((ticket, buf)) = shared.receive_next(wait).unwrap() else { return false };
             let bytes = buf.wait_slice().unwrap();
             assert_eq!(bytes.len(), BYTES, "{ticket:?}");
-            assert!(bytes.iter().all(|&byte| byte == ticket.number().to_le_bytes()[0]), "{ticket:?}");
+            assert!(bytes.iter().all(|&byte| byte == ticket.user_data().to_le_bytes()[0]), "{ticket:?}");
             assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "received once");
             true
         };
@@ -104,7 +104,7 @@ fn batches_of_a_killed_worker_arrive_exactly_once() {
         let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
         let (ticket, buf) = shared.receive_from_dead_worker().unwrap().unwrap();
-        assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
+        assert_eq!((ticket.user_data(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
         assert!(shared.receive_from_dead_worker().unwrap().is_none());
         assert!(shared.receive(&ticket).unwrap_err().is_invalid_ticket(), "a ticket that arrives late");
         drop(buf);

@@ -60,9 +60,9 @@ fn without_a_message_the_buffer_that_was_sent_first_is_next() {
     let (ticket, buf) = shared.receive_next(LONG).unwrap().unwrap();
     assert_eq!((ticket, &**buf.wait_slice().unwrap()), (first, &b"first"[..]));
     let (ticket, buf) = shared.receive_next(LONG).unwrap().unwrap();
-    assert_eq!((ticket.number(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
+    assert_eq!((ticket.user_data(), &**buf.wait_slice().unwrap()), (2, &b"second"[..]));
     let (ticket, buf) = shared.receive_next(LONG).unwrap().unwrap();
-    assert_eq!((ticket.number(), buf.len()), (3, 0));
+    assert_eq!((ticket.user_data(), buf.len()), (3, 0));
     assert!(shared.receive_next(SOON).unwrap().is_none());
 }
 
