@@ -256,10 +256,10 @@ public:
     /** Whether the driver pinned the memory; see pp_is_pinned. */
     bool is_pinned() const
     {
-        int is_pinned = 0;
+        int result = 0;
         if (data_ != nullptr)
-            detail::check(pp_is_pinned(pool_->handle, data_, &is_pinned));
-        return is_pinned != 0;
+            detail::check(pp_is_pinned(pool_->handle, data_, &result));
+        return result != 0;
     }
 
     /** The stream after whose work the memory is reused, or host_only. */
@@ -274,13 +274,13 @@ public:
     /** Records that the work enqueued so far on `stream` uses the buffer, which is kept; see pp_record_stream. */
     void record_stream(stream_ref stream)
     {
-        call([&](pp_pool *pool, void *data) { return pp_record_stream(pool, data, stream.get()); });
+        call_with_buffer([&](pp_pool *pool, void *data) { return pp_record_stream(pool, data, stream.get()); });
     }
 
     /** As record_stream, for the work before the last record of `event` (CUevent or cudaEvent_t); see pp_record_event. */
     void record_event(CUevent_st *event)
     {
-        call([&](pp_pool *pool, void *data) { return pp_record_event(pool, data, event); });
+        call_with_buffer([&](pp_pool *pool, void *data) { return pp_record_event(pool, data, event); });
     }
     void record_event(std::nullptr_t) = delete;
 
@@ -302,14 +302,14 @@ public:
      */
     void put_after_stream(stream_ref stream)
     {
-        call([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream.get()); });
+        call_with_buffer([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream.get()); });
         forget();
     }
 
     /** As put_after_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
     void put_after_event(CUevent_st *event)
     {
-        call([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
+        call_with_buffer([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
         forget();
     }
     void put_after_event(std::nullptr_t) = delete;
@@ -331,7 +331,7 @@ private:
     }
 
     /** Calls a function of pinpool.h with the buffer, if any. After PP_INTERNAL the address may belong to another buffer. */
-    template <typename Call> void call(Call function)
+    template <typename Function> void call_with_buffer(Function function)
     {
         if (data_ == nullptr)
             return;

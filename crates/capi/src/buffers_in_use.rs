@@ -89,23 +89,23 @@ pub(crate) enum LookupError {
 pub(crate) struct BuffersInUse {
     shards: Box<[CachePadded<Shard>]>,
     /// True if AddressSanitizer is informed of the buffers in use.
-    informs_sanitizer: AtomicBool,
+    has_sanitizer: AtomicBool,
 }
 
 impl BuffersInUse {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), informs_sanitizer: AtomicBool::default() }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), has_sanitizer: AtomicBool::default() }
     }
 
     /// Prepares for a new pool. A pool that zeroes returned buffers writes to them, so the sanitizer cannot be used.
     pub(crate) fn prepare(&self, zeroes: bool) {
-        self.informs_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
+        self.has_sanitizer.store(asan::is_present() && !zeroes, Ordering::Relaxed);
     }
 
     /// Returns whether AddressSanitizer is informed of a buffer of this owner.
     #[inline]
-    fn informs_sanitizer_of(&self, owner: MemoryOwner) -> bool {
-        owner == MemoryOwner::Pool && self.informs_sanitizer.load(Ordering::Relaxed)
+    fn is_poisonable(&self, owner: MemoryOwner) -> bool {
+        owner == MemoryOwner::Pool && self.has_sanitizer.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -117,7 +117,7 @@ impl BuffersInUse {
     /// Adds a buffer of the pool and returns its address.
     #[inline]
     pub(crate) fn insert(&self, mut buf: PinnedBuf) -> *mut u8 {
-        if self.informs_sanitizer_of(MemoryOwner::Pool) {
+        if self.is_poisonable(MemoryOwner::Pool) {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
@@ -130,7 +130,7 @@ impl BuffersInUse {
     /// Takes the buffer at this address out of its entry, and returns the result of `act`. Waits while another call records work
     /// on the buffer.
     #[inline]
-    fn take_then(
+    fn take_entry(
         &self,
         address: usize,
         act: impl FnOnce(OccupiedEntry<'_, usize, InUse>, &PinnedBuf),
@@ -158,8 +158,8 @@ impl BuffersInUse {
     /// Removes the buffer at this address. Waits while another call records work on it.
     #[inline]
     pub(crate) fn remove(&self, address: usize) -> Result<PinnedBuf, LookupError> {
-        self.take_then(address, |entry, buf| {
-            if self.informs_sanitizer_of(entry.remove().owner) {
+        self.take_entry(address, |entry, buf| {
+            if self.is_poisonable(entry.remove().owner) {
                 asan::poison(buf);
             }
         })
@@ -177,10 +177,10 @@ impl BuffersInUse {
     /// Takes the buffer at this address and leaves its entry. Waits while another call records work on it. Afterwards the caller
     /// calls `remove_entry` or `put_back`. Until then AddressSanitizer reports accesses if the buffer returns.
     pub(crate) fn take(&self, address: usize, then: AfterRecording) -> Result<PinnedBuf, LookupError> {
-        self.take_then(address, |mut entry, buf| {
+        self.take_entry(address, |mut entry, buf| {
             let entry = entry.get_mut();
             (entry.is_recording, entry.is_pinned) = (then == AfterRecording::Keep, Some(is_pinned(buf)));
-            if then == AfterRecording::Return && self.informs_sanitizer_of(entry.owner) {
+            if then == AfterRecording::Return && self.is_poisonable(entry.owner) {
                 asan::poison(buf);
             }
         })
@@ -201,7 +201,7 @@ impl BuffersInUse {
         let mut entries = shard.lock();
         // Without an entry, its user could not return the buffer, which may be in use. It is leaked and not reused.
         let Some(entry) = entries.get_mut(&address) else { return std::mem::forget(buf) };
-        if self.informs_sanitizer_of(entry.owner) {
+        if self.is_poisonable(entry.owner) {
             asan::unpoison(&buf);
         }
         entry.buf = Some(buf);

@@ -11,7 +11,7 @@ use pinpool::{Backend, OnFull, PinnedBuf, Pool, Request};
 
 use crate::contexts::{self, Context};
 use crate::driver::{CU_MEMHOSTALLOC_WRITECOMBINED, CUDA_ERROR_NOT_INITIALIZED, Code, Driver, SERVED_FLAGS};
-use crate::fence::{FenceStream, RecordedContextsFence};
+use crate::fence::{FenceStream, KnownContextsFence};
 use crate::log::{self, NotServed};
 use crate::{process, settings, source};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -101,7 +101,7 @@ fn make_pool(driver: &'static Driver, context: Arc<Context>) -> pinpool::Result<
 fn log_statistics_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
-        if process::is_served_process() {
+        if process::uses_contexts_here() {
             contexts::all().iter().filter_map(|context| context.known_pool()).for_each(|pool| log::statistics(&pool));
         }
     }
@@ -130,7 +130,7 @@ pub(crate) enum FreeOutcome {
 /// `add_contexts` finds the contexts that no hook saw.
 pub(crate) fn free(start: *mut c_void, add_contexts: impl FnOnce()) -> FreeOutcome {
     let address = start.addr();
-    if !process::is_served_process() {
+    if !process::uses_contexts_here() {
         let is_parents = !process::may_be_served() && source::is_parents_pool_memory(address);
         return if is_parents { FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) } else { FreeOutcome::NotPoolMemory };
     }
@@ -144,7 +144,7 @@ pub(crate) fn free(start: *mut c_void, add_contexts: impl FnOnce()) -> FreeOutco
     let Ok(driver) = Driver::get() else { return FreeOutcome::Failed(CUDA_ERROR_NOT_INITIALIZED) };
     add_contexts();
     contexts::add_current();
-    let fence = Arc::new(RecordedContextsFence::after(driver, contexts::all()));
+    let fence = Arc::new(KnownContextsFence::after(driver, contexts::all()));
     let outcome = if *settings::SYNC_ON_FREE { fence.wait_unless_capturing().map(drop) } else { Ok(()) };
     // Fails only in a forked child. If the fence fails later, the pool counts it, logs it and queries it again.
     let _forked = ManuallyDrop::into_inner(served).buf.release_after(&FenceStream(fence));

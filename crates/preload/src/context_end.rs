@@ -15,7 +15,7 @@ static PRIMARY_CONTEXTS: Mutex<()> = Mutex::new(());
 ///
 /// If a private function releases a context meanwhile, the release here is the last, which ends the context.
 pub(crate) fn add_primary_contexts() {
-    let Some(Ok(driver)) = process::is_served_process().then(Driver::get) else { return };
+    let Some(Ok(driver)) = process::uses_contexts_here().then(Driver::get) else { return };
     let is_unseen = |device: &c_int| !contexts::has_primary_of(*device) && driver.has_primary(*device);
     for device in driver.devices().filter(is_unseen) {
         let _guard = PRIMARY_CONTEXTS.lock();

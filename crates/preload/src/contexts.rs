@@ -1,6 +1,6 @@
 //! The contexts that the program uses, each with its pool, its idle events, and whether it still exists.
 //!
-//! A context is recorded when it is retained, created or made current, and when one of its streams begins a capture. It is
+//! A context becomes known when it is retained, created or made current, and when one of its streams begins a capture. It is
 //! also recorded if it is current during a request, a free, a registration or the creation of a stream. Primary contexts that
 //! no hook saw are added before each free of served memory (`context_end`). Memory is portable, so the work of any context may
 //! use it, and a free records an event in each context.
@@ -142,7 +142,7 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
 /// Returns the context with this handle, and records it if it is new.
 pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     // Set before the first lock is taken, so that a child that is forked while another thread holds a lock takes no lock.
-    process::set_served_process();
+    process::set_uses_contexts();
     let has_handle = |context: &&Arc<Context>| context.handle == handle && !context.lifetime.is_gone();
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();

@@ -1,4 +1,4 @@
-//! A fence after all work of every recorded context. The driver's free function would wait for the work of all contexts;
+//! A fence after all work of every known context. The driver's free function would wait for the work of all contexts;
 //! [`contexts`](crate::contexts) describes which are recorded.
 //!
 //! ```text
@@ -27,9 +27,9 @@ use pinpool_os::sync::unmodeled::Mutex;
 /// Time between two checks of work that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A fence after all work that the recorded contexts had when the fence was made.
+/// A fence after all work that the known contexts had when the fence was created.
 #[derive(Debug)]
-pub(crate) struct RecordedContextsFence {
+pub(crate) struct KnownContextsFence {
     driver: &'static Driver,
     state: Mutex<FenceState>,
 }
@@ -44,7 +44,7 @@ enum FenceState {
 /// Events in contexts.
 type Events = Vec<(Arc<Context>, EventHandle)>;
 
-impl RecordedContextsFence {
+impl KnownContextsFence {
     /// Creates a fence after the work of these contexts. Records its events now, unless a stream captures or the driver refuses.
     pub(crate) fn after(driver: &'static Driver, contexts: Vec<Arc<Context>>) -> Self {
         let mut state = FenceState::Waiting(contexts);
@@ -156,7 +156,7 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
 // SAFETY: `is_complete` returns true only once all work before the free has completed: in each context an event after that
 // work has completed, or the context is gone. All fences have one stream ID, since a later fence covers all work that an
 // earlier fence covers. A fence that waits for a capture completes late, which only delays the fences after it.
-unsafe impl Fence for RecordedContextsFence {
+unsafe impl Fence for KnownContextsFence {
     fn stream_id(&self) -> Option<StreamId> {
         static ALL: LazyLock<StreamId> = LazyLock::new(StreamId::unique);
         Some(*ALL)
@@ -179,7 +179,7 @@ unsafe impl Fence for RecordedContextsFence {
 
 /// A stream that provides the fence after which a buffer is released.
 #[derive(Debug)]
-pub(crate) struct FenceStream(pub(crate) Arc<RecordedContextsFence>);
+pub(crate) struct FenceStream(pub(crate) Arc<KnownContextsFence>);
 
 // SAFETY: the free makes the fence, which covers all work before it.
 unsafe impl CopyStream for FenceStream {

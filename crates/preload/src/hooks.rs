@@ -242,7 +242,7 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
 /// Counts memory that the program registers. Adds the current context too.
 fn count_registration(bytes: usize) {
     contexts::add_current();
-    process::set_served_process();
+    process::set_uses_contexts();
     registrations::count(bytes);
 }
 

@@ -11,7 +11,7 @@
 //!            buffers ◀──get── the context's pool ──▶ source ──▶ the driver's cuMemHostAlloc
 //!              │ cuMemFreeHost
 //!              ▼
-//!            fence: an event after all work of each recorded context ──▶ the pool reuses the memory once it has completed
+//!            fence: an event after all work of each known context ──▶ the pool reuses the memory once it has completed
 //! ```
 //!
 //! | module | contains |
@@ -21,7 +21,7 @@
 //! | `context_end` | the end of a context |
 //! | `buffers` | allocation and free, the buffers in use by address |
 //! | `registrations` | how much memory the program pins itself |
-//! | `fence` | an event after all work of each recorded context |
+//! | `fence` | an event after all work of each known context |
 //! | `source` | the memory of a pool: the driver's own pinned memory |
 //! | `contexts` | the contexts of the process, their pools and events |
 //! | `captures` | captures in progress, and the lock that keeps event records apart from them |

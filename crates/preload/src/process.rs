@@ -1,4 +1,4 @@
-//! Whether the process is served. A forked child of a process that recorded a context is not, since pins, contexts and threads are
+//! Whether the process is served. A forked child of a process that knew a context is not, since pins, contexts and threads are
 //! not inherited. A process in which no event can cover all work is not served either.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use pinpool_os::fork::{self, ForkGeneration};
 
 use crate::log;
 
-/// The process in which the first context was recorded; 0 while there is none.
+/// The process in which the first context became known; 0 while there is none.
 static SERVED_PROCESS: AtomicU64 = AtomicU64::new(0);
 
 /// Set once a record failed because of a capture that no hook saw, or the program created a green context.
@@ -27,20 +27,20 @@ fn this_process() -> u64 {
     u64::from(fork::current()) << 32 | u64::from(std::process::id())
 }
 
-/// Returns whether this process may be served: no context was recorded before this process was forked. A child of a process
+/// Returns whether this process may be served: no context was known before this process was forked. A child of a process
 /// that has not used CUDA is served.
 pub(crate) fn may_be_served() -> bool {
     // Relaxed: a child begins with one thread, which sees the value that its parent stored.
-    SERVED_PROCESS.load(Ordering::Relaxed) == 0 || is_served_process()
+    SERVED_PROCESS.load(Ordering::Relaxed) == 0 || uses_contexts_here()
 }
 
 /// Returns whether this process recorded the first context, and not its parent before a fork.
-pub(crate) fn is_served_process() -> bool {
+pub(crate) fn uses_contexts_here() -> bool {
     SERVED_PROCESS.load(Ordering::Relaxed) == this_process()
 }
 
 /// Records that this process is about to use contexts. Called only if the process may be served.
-pub(crate) fn set_served_process() {
+pub(crate) fn set_uses_contexts() {
     // Registers the handler that counts forks.
     ForkGeneration::now();
     SERVED_PROCESS.store(this_process(), Ordering::Relaxed);

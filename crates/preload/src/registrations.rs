@@ -14,7 +14,7 @@ pub(crate) fn count(bytes: usize) {
     static ONCE: Once = Once::new();
     extern "C" fn at_exit() {
         // A forked child has a copy of its parent's counts.
-        if process::is_served_process() {
+        if process::uses_contexts_here() {
             // Relaxed, here and below: statistics.
             log::registrations(CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
         }
