@@ -3,7 +3,7 @@
 use std::time::Duration;
 use std::{fmt, io};
 
-use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
+use pinpool_observe::diagnosis::shortage::{ExplainedRefusal, RefusedBy};
 use pinpool_os::format::{Size, Time};
 
 /// Result of this crate's fallible calls.
@@ -34,7 +34,7 @@ fn sentence(text: &str) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct NoMemory {
     pub(crate) requested_bytes: u64,
-    pub(crate) refused: Refused,
+    pub(crate) refused: ExplainedRefusal,
     /// Bytes of the pool by state.
     pub(crate) usage: String,
     /// The holders of memory: lines for [`Error::report`].
@@ -349,7 +349,7 @@ impl SourceError {
 
     /// Splits the error into the failure and the remedy.
     #[doc(hidden)]
-    pub fn split(mut self) -> (String, Option<&'static str>) {
+    pub fn unstable_split(mut self) -> (String, Option<&'static str>) {
         let remedy = self.remedy.take();
         (self.to_string(), remedy)
     }
@@ -378,7 +378,7 @@ mod tests {
     fn a_limit_error_has_request_limit_usage_and_remedy() {
         let usage = "held 490B, in use 400B, idle 90B, in flight 0B".to_owned();
         let remedy = "raise PINPOOL_MAX_BYTES";
-        let refused = Refused {
+        let refused = ExplainedRefusal {
             by: RefusedBy::Limit { could_fit: true },
             needed_bytes: 128,
             found: "exceeds the pool limit of 512B (PINPOOL_MAX_BYTES)".to_owned(),

@@ -6,7 +6,28 @@
 //!                    └──────────────── the pool ◀────────────┘
 //! ```
 //!
-//! This example runs without a GPU, with the crate `pinpool-testing`. On a GPU, pass a stream and a slice of cudarc.
+//! With CUDA, through [`cudarc`]:
+//!
+//! ```no_run
+//! # #[cfg(not(feature = "cuda"))]
+//! # fn main() {}
+//! # #[cfg(feature = "cuda")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use pinpool::{Pool, cudarc::driver::CudaContext};
+//!
+//! pinpool::check_cuda_device(0)?; // fails without a driver; cudarc would panic
+//! let stream = CudaContext::new(0)?.new_stream()?;
+//! let mut device = stream.alloc_zeros::<f32>(1024)?;
+//! let pool = Pool::builder().max_bytes(2 << 30).build()?;
+//! let mut buf = pool.get(1024 * size_of::<f32>())?; // reuses pinned memory, or pins more
+//! buf.wait_slice_as_mut::<f32>()?.fill(1.5);
+//! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
+//! assert_eq!(stream.clone_dtoh(&device)?, [1.5; 1024]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Without a GPU, through the crate `pinpool-testing`:
 //!
 //! ```
 //! use pinpool::Pool;
@@ -14,9 +35,9 @@
 //!
 //! let pool = Pool::builder().build()?; // settings from `PINPOOL_*`
 //! let (stream, mut device) = (SinkStream::new()?, SinkMemory::new(4096));
-//! let mut buf = pool.get(4096)?; // reuses pinned memory, or pins more
+//! let mut buf = pool.get(4096)?;
 //! buf.wait_slice_mut()?.fill(7);
-//! buf.copy_to(&stream, &mut device)?; // returns to the pool when the copy ends
+//! buf.copy_to(&stream, &mut device)?;
 //! assert_eq!(device.read(), [7; 4096]);
 //! # Ok::<(), pinpool::Error>(())
 //! ```
@@ -26,7 +47,7 @@
 //! | [`Pool`] | requesting buffers |
 //! | [`PinnedBuf`], [`copy`] | filling and copying a buffer; the streams and memories to copy to |
 //! | [`Pool::get_async`], [`Completion`] | requests and copies in async tasks, on any runtime |
-//! | [`Pool::partition`], [`Pool::tagged`] | a separate limit, or a name in reports, for a part of the program |
+//! | [`Pool::open_partition`], [`Pool::tagged`] | a separate limit, or a name in reports, for a part of the program |
 //! | [`PoolBuilder`] | settings, nearly all also `PINPOOL_*` variables |
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
@@ -43,7 +64,7 @@
 //!
 //! | crate | contents |
 //! | --- | --- |
-//! | `pinpool-testing` | streams and memory without a GPU, as in the example above; a test of a custom [`Source`](source::Source) |
+//! | `pinpool-testing` | streams and memory without a GPU, as in the second example; a test of a custom [`Source`](source::Source) |
 //! | `pinpool-shared-buffers` | buffers that worker processes fill |
 //! | `pinpool-loader` | the reference loader |
 //! | `pinpool-metrics` | an adapter to the `metrics` facade |
@@ -122,7 +143,7 @@ pub use bytemuck;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 
-/// Compiles the example of the README; `examples/cudarc.rs` runs it.
+/// Compiles the example of the README. `examples/cudarc.rs` runs a longer one.
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -49,8 +49,8 @@ const STOPPED_FROM: Duration = Duration::from_secs(3);
 /// The longest time that the exit of the process waits for calls in progress to return.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 /// Shortest pause between two polls of copies. The timer slack of Linux may extend it to 0.1 ms.
-const SHORTEST_COPY_PAUSE: Duration = Duration::from_micros(40);
-const LONGEST_COPY_PAUSE: Duration = Duration::from_millis(20);
+const COPY_PAUSE_MIN: Duration = Duration::from_micros(40);
+const COPY_PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// A pool or a reminder that the thread checks.
 pub(crate) trait MaintenanceTask: Send + Sync {
@@ -98,7 +98,7 @@ impl Pace {
 
 /// Returns the pause between two polls of copies. It grows with the time since `since`, so that long copies are polled less often.
 pub(crate) fn pause_for_copies(since: Instant) -> Duration {
-    (since.elapsed() / 128).clamp(SHORTEST_COPY_PAUSE, LONGEST_COPY_PAUSE)
+    (since.elapsed() / 128).clamp(COPY_PAUSE_MIN, COPY_PAUSE_MAX)
 }
 
 /// A pending wake-up of a task. Dropping it cancels the wake-up.

@@ -48,7 +48,7 @@ pub(crate) const CHECK_EVERY_EVICTIONS: u64 = 1000;
 /// The limit rises only if both rates are strictly above this rate (`kTolerable`).
 const TOLERABLE_RATE: f64 = 2e-3;
 /// The lowest result of a raise: any limit below this number rises to this number in one step.
-pub(crate) const LEAST_RAISED_LIMIT: u64 = 100;
+pub(crate) const RAISED_LIMIT_MIN: u64 = 100;
 /// A raise adds the limit divided by this number, rounded down. This equals TensorFlow's factor of 1.1 in whole numbers.
 const RAISE_DIVISOR: u64 = 10;
 /// With the limit `auto`, a pool pins at most the memory that the process may use, divided by this number (policy-R8).
@@ -67,12 +67,12 @@ pub(crate) fn goes_to_arena(bytes: usize, sizes_vary: impl FnOnce() -> bool) -> 
 
 /// Longest time that a buffer is idle before it returns to the arena (policy-R9). In the replay of 25 workloads, driver time and
 /// held memory are a sixteenth worse without this rule.
-pub(crate) const MAX_BUFFER_IDLE_US: u64 = 10_000_000;
-/// Returns the idle time after which a buffer returns to the arena: [`MAX_BUFFER_IDLE_US`], or `idle_timeout` if it is shorter
+pub(crate) const BUFFER_IDLE_US_MAX: u64 = 10_000_000;
+/// Returns the idle time after which a buffer returns to the arena: [`BUFFER_IDLE_US_MAX`], or `idle_timeout` if it is shorter
 /// (policy-R9).
 pub(crate) fn max_buffer_idle_us(idle_timeout: Option<Duration>) -> u64 {
     let timeout_us = idle_timeout.and_then(|timeout| u64::try_from(timeout.as_micros()).ok());
-    timeout_us.map_or(MAX_BUFFER_IDLE_US, |timeout_us| timeout_us.min(MAX_BUFFER_IDLE_US))
+    timeout_us.map_or(BUFFER_IDLE_US_MAX, |timeout_us| timeout_us.min(BUFFER_IDLE_US_MAX))
 }
 
 /// Time without a miss after which the limit is lowered.
@@ -149,7 +149,7 @@ pub(crate) fn lowered(limit: u64, start_limit: u64, last_miss_us: u64, now_us: u
 }
 
 fn raised(limit: u64) -> u64 {
-    if limit < LEAST_RAISED_LIMIT { LEAST_RAISED_LIMIT } else { limit.saturating_add(limit / RAISE_DIVISOR) }
+    if limit < RAISED_LIMIT_MIN { RAISED_LIMIT_MIN } else { limit.saturating_add(limit / RAISE_DIVISOR) }
 }
 
 /// Returns the default limit of a pool in bytes (policy-R8): a quarter of the total memory, but no more than is available, rounded

@@ -39,7 +39,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("where there|where none", "if", 0, 0),
     ("where it|where no|where they|where that|where a", "if, when", 0, 10),
     // Lines of logs and files.
-    ("in line|the line", "waiting, in the wait queue", 1, 6),
+    ("in line|the line", "waiting, in the wait queue", 0, 6),
 ];
 
 /// Counts each phrase as whole words, in upper and lower case, once per place.

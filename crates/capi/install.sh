@@ -52,7 +52,7 @@ Libs: -L\${libdir} -lpinpool
 Libs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl
 END
 cat > "$lib/cmake/pinpool/pinpoolConfig.cmake" <<END
-# find_package(pinpool CONFIG REQUIRED): pinpool::pinpool, the shared library, and pinpool::static.
+# find_package(pinpool CONFIG REQUIRED): pinpool::pinpool, the shared library, and pinpool::pinpool_static.
 get_filename_component(_pinpool_prefix "\${CMAKE_CURRENT_LIST_DIR}/../../$to_prefix" ABSOLUTE)
 if(NOT TARGET pinpool::pinpool)
     add_library(pinpool::pinpool SHARED IMPORTED)
@@ -60,8 +60,8 @@ if(NOT TARGET pinpool::pinpool)
         IMPORTED_LOCATION "\${_pinpool_prefix}/$libdir/$name"
         IMPORTED_SONAME "$name"
         INTERFACE_INCLUDE_DIRECTORIES "\${_pinpool_prefix}/include")
-    add_library(pinpool::static STATIC IMPORTED)
-    set_target_properties(pinpool::static PROPERTIES
+    add_library(pinpool::pinpool_static STATIC IMPORTED)
+    set_target_properties(pinpool::pinpool_static PROPERTIES
         IMPORTED_LOCATION "\${_pinpool_prefix}/$libdir/libpinpool.a"
         IMPORTED_LINK_INTERFACE_LANGUAGES C
         INTERFACE_INCLUDE_DIRECTORIES "\${_pinpool_prefix}/include"

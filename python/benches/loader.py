@@ -121,18 +121,18 @@ def cpu_seconds():
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
-def measure(name, arguments):
+def measure(name, args):
     """One loader in this process; prints the numbers as JSON."""
-    epoch, rates = LOADERS[name](arguments.folder, arguments.workers), []
+    epoch, rates = LOADERS[name](args.folder, args.workers), []
     cpu = cpu_seconds()
-    for _ in range(arguments.epochs):
+    for _ in range(args.epochs):
         begun, samples = time.perf_counter(), 0
         for batch in epoch():
             assert tuple(batch.shape[1:]) == (SIDE, SIDE, 3) and batch[:, ::32, ::32].sum() > 0
             samples += len(batch)
             del batch
         rates.append(samples / (time.perf_counter() - begun))
-        assert samples == arguments.images, samples
+        assert samples == args.images, samples
     del epoch
     gc.collect()  # workers end, and their CPU time counts
     print(json.dumps({"first": rates[0], "steady": statistics.median(rates[1:] or rates), "cpu": cpu_seconds() - cpu}))
@@ -146,14 +146,14 @@ def main():
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        return measure(arguments.measure, arguments)
+    args = parser.parse_args()
+    if args.measure:
+        return measure(args.measure, args)
     rounds = {name: [] for name in LOADERS}
     with tempfile.TemporaryDirectory(prefix="loader_bench.") as folder:
-        make_photos(Path(folder), arguments.images)
+        make_photos(Path(folder), args.images)
         before = os.getloadavg()[0]
-        for _ in range(arguments.rounds):
+        for _ in range(args.rounds):
             for name, results in rounds.items():
                 done = subprocess.run(
                     [sys.executable, __file__, *sys.argv[1:], f"--folder={folder}", f"--measure={name}"], capture_output=True, text=True
@@ -162,16 +162,14 @@ def main():
                     results.append(json.loads(done.stdout.splitlines()[-1]))
                 elif not results:
                     print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-    print(
-        f"{arguments.images} photos, {arguments.epochs} epochs, {arguments.workers} workers, load {before:.1f} to {os.getloadavg()[0]:.1f}, {arguments.rounds} rounds"
-    )
+    print(f"{args.images} photos, {args.epochs} epochs, {args.workers} workers, load {before:.1f} to {os.getloadavg()[0]:.1f}, {args.rounds} rounds")
     print("| loader | first epoch, samples/s | steady | steady, ratio | CPU s per 1000 |\n| --- | ---: | ---: | ---: | ---: |")
     baseline = [result["steady"] for result in rounds[next(iter(rounds))]]
     for name, results in rounds.items():
         if results:
             first, steady, cpu = (statistics.median(result[key] for result in results) for key in ("first", "steady", "cpu"))
             ratio = statistics.median(result["steady"] / base for result, base in zip(results, baseline, strict=True))
-            print(f"| {name} | {first:,.0f} | {steady:,.0f} | {ratio:.2f} | {1000 * cpu / arguments.images / arguments.epochs:.2f} |")
+            print(f"| {name} | {first:,.0f} | {steady:,.0f} | {ratio:.2f} | {1000 * cpu / args.images / args.epochs:.2f} |")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,15 @@
     pip install './python[torch]'
     python python/benches/shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
 
-A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes (fork) and
-of batches read ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader runs in a separate process, alternately over
+A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes, started by
+Python's default method, and of batches that the workers read ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader runs in a separate process, alternately over
 several rounds. Each number in the table is its median over the rounds.
 
 | row | the batch in the trainer |
 | --- | --- |
 | `torch` + `shared.collate` | pinned, in the memory that the worker wrote |
 | `torch` | pageable, in memory that the worker shares by a file descriptor |
-| `torch`, copied to pinned | the same, then copied into a buffer of a pool by a thread, as `pin_memory=True` does |
+| `torch`, copied to pinned | the same, then copied by a thread into a buffer of a `Pool`, in place of `pin_memory=True` |
 
 CPU seconds cover the process and its workers. "copied" counts the bytes that the trainer copies between host buffers.
 """
@@ -57,20 +57,25 @@ def torch_loader(samples, workers, **settings):
     return DataLoader(samples, batch_size=BATCH, num_workers=workers, prefetch_factor=2, **settings)
 
 
+# Each of the following functions returns what pins the batches, and the batches.
+
+
 def with_shared_collate(samples, workers, hugetlb):
     import pinpool
 
     shared = pinpool.SharedPool(BATCH * samples.sample_bytes, 3 * workers + 3, hugetlb=hugetlb, library="numpy")
     loader = torch_loader(samples, workers, collate_fn=shared.collate)
-    yield described(shared)
-    yield from shared.batches(loader)
+    return described(shared), shared.batches(loader)
 
 
 def with_torch(samples, workers, _hugetlb):
     loader = torch_loader(samples, workers)
-    yield "none"
-    for batch in loader:
-        yield batch.numpy()
+
+    def batches():
+        for batch in loader:
+            yield batch.numpy()
+
+    return "none", batches()
 
 
 def with_torch_copied(samples, workers, _hugetlb):
@@ -80,7 +85,6 @@ def with_torch_copied(samples, workers, _hugetlb):
 
     pool, loader, copied = pinpool.Pool(), torch_loader(samples, workers), queue.Queue(1)
     pool.get(BATCH * samples.sample_bytes).release()
-    yield pool.backend
 
     def copy():
         for batch in loader:
@@ -90,9 +94,12 @@ def with_torch_copied(samples, workers, _hugetlb):
             del array
         copied.put(None)
 
-    threading.Thread(target=copy, daemon=True).start()
-    while (array := copied.get()) is not None:
-        yield array
+    def batches():
+        threading.Thread(target=copy, daemon=True).start()
+        while (array := copied.get()) is not None:
+            yield array
+
+    return pool.backend, batches()
 
 
 LOADERS = {
@@ -107,12 +114,11 @@ def cpu_seconds():
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
-def run(name, arguments):
-    sample_bytes = arguments.megabytes * (1 << 20) // BATCH
-    samples = Samples(arguments.batches, sample_bytes)
+def run(name, args):
+    sample_bytes = args.megabytes * (1 << 20) // BATCH
+    samples = Samples(args.batches, sample_bytes)
     make, copies = LOADERS[name]
-    batches = make(samples, arguments.workers, "off" if arguments.no_hugetlb else "auto")
-    pinned_by = next(batches)
+    pinned_by, batches = make(samples, args.workers, "off" if args.no_hugetlb else "auto")
     begun, cpu, own = time.perf_counter(), cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF)
     count = checked = copied = 0
     for batch in batches:
@@ -126,8 +132,8 @@ def run(name, arguments):
     taken = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
     trainer = used.ru_utime + used.ru_stime - own.ru_utime - own.ru_stime
-    assert count == arguments.batches
-    result = {"seconds": taken, "cpu": cpu_seconds() - cpu, "trainer": trainer, "copied": copied, "sum": checked, "lock": pinned_by}
+    assert count == args.batches
+    result = {"seconds": taken, "cpu": cpu_seconds() - cpu, "trainer": trainer, "copied": copied, "sum": checked, "pinned_by": pinned_by}
     print(json.dumps(result))
 
 
@@ -139,11 +145,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-hugetlb", action="store_true", help="shared buffers in pages of the usual size")
     parser.add_argument("--only", choices=LOADERS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.only:
-        return run(arguments.only, arguments)
+    args = parser.parse_args()
+    if args.only:
+        return run(args.only, args)
     results = {name: [] for name in LOADERS}
-    for _ in range(arguments.rounds):
+    for _ in range(args.rounds):
         for name in LOADERS:
             done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--only", name], capture_output=True, text=True)
             if done.returncode == 0:
@@ -152,9 +158,7 @@ def main():
                 print(f"{name}: left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
     assert len({result["sum"] for rounds in results.values() for result in rounds}) == 1, "all loaders give the same bytes"
     load, cores = os.getloadavg()[0], os.cpu_count()
-    print(
-        f"{arguments.workers} workers, {arguments.batches} batches of {arguments.megabytes} MiB, {cores} cores, load {load:.1f}; median of {arguments.rounds}"
-    )
+    print(f"{args.workers} workers, {args.batches} batches of {args.megabytes} MiB, {cores} cores, load {load:.1f}; median of {args.rounds}")
     print("| loader | GB/s | CPU s | of the trainer | copied by the trainer | pinned by |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
     for name, rounds in results.items():
@@ -163,9 +167,9 @@ def main():
             def median(key, rounds=rounds):
                 return statistics.median(result[key] for result in rounds)
 
-            rate = arguments.batches * arguments.megabytes * (1 << 20) / median("seconds") / 1e9
+            rate = args.batches * args.megabytes * (1 << 20) / median("seconds") / 1e9
             copied = f"{median('copied') / 1e9:.1f} GB"
-            print(f"| {name} | {rate:.2f} | {median('cpu'):.2f} | {median('trainer'):.2f} | {copied} | {rounds[0]['lock']} |")
+            print(f"| {name} | {rate:.2f} | {median('cpu'):.2f} | {median('trainer'):.2f} | {copied} | {rounds[0]['pinned_by']} |")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Files:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("directory", type=Path, help="files of equal length")
+    parser.add_argument("directory", type=Path, help="files of equal length, up to 128 KiB (a batch of 8 fits into a buffer)")
     parser.add_argument("--out", type=Path, required=True, help="where the checkpoint with the list of samples is written")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--die", type=int, metavar="RANK", help="this rank kills itself after its third step, once")
@@ -64,7 +64,7 @@ def main() -> int:
         # A launcher may make only one GPU visible to each rank.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
         device = torch.cuda.current_device()
-    shared = pinpool.SharedPool(buffer_bytes="1MiB", num_buffers=4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
+    shared = pinpool.SharedPool(buffer_bytes="1.25MiB", num_buffers=4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
         sampler.set_epoch(epoch)

@@ -30,12 +30,12 @@ class Images:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     # The workers prepare num_workers * prefetch_factor batches ahead, and two more buffers let them continue while the loop uses a batch.
-    shared = pinpool.SharedPool(buffer_bytes="1MiB", num_buffers=2 * arguments.workers + 2)
+    shared = pinpool.SharedPool(buffer_bytes="1MiB", num_buffers=2 * args.workers + 2)
     # DataLoader accepts any object with a length and items, although its type hints require a Dataset.
     dataset: Any = Images()
-    loader = DataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers, collate_fn=shared.collate)
+    loader = DataLoader(dataset, batch_size=BATCH, num_workers=args.workers, collate_fn=shared.collate)
     seen: list[int] = []
     for images, labels in shared.batches(loader):
         inputs = pinpool.torch.to_device(images) if torch.cuda.is_available() else images

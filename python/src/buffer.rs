@@ -21,8 +21,8 @@ use crate::stream;
 /// These are writable views without a copy. The memory returns to the pool after `release()`, at the end of `with`, or when the
 /// object is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
 ///
-/// `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count. Pass `memoryview(buf)` to
-/// them instead. A buffer cannot be pickled.
+/// `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count: after `release()`, the
+/// memory is reused under them, without an error. Pass `memoryview(buf)` instead. A buffer cannot be pickled.
 #[pyclass(frozen, weakref, module = "pinpool")]
 pub struct Buffer {
     memory: Arc<Memory>,

@@ -38,7 +38,7 @@ unsafe impl CopyStream for AllFences {
     }
 }
 
-// SAFETY: the fence completes when all of its fences, which fulfil the contract, have completed.
+// SAFETY: the fence completes when all of its fences, which satisfy the contract, have completed.
 #[allow(unsafe_code)]
 unsafe impl Fence for AllFences {
     fn is_complete(&self) -> pinpool::Result<bool> {

@@ -34,7 +34,7 @@ impl PoolHandle {
 
     pub(crate) fn traits(&self) -> &Arc<PoolTraits> {
         // The backend is queried first: that starts the pool, which chooses the device in its settings.
-        let of = |pool: &Pool| Arc::new(PoolTraits::of(pool.stats().backend, pool.config()));
+        let of = |pool: &Pool| Arc::new(PoolTraits::of(pool.stats().backend, pool.unstable_config()));
         self.traits.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }
 

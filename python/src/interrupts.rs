@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::{PyResult, Python};
 
-use crate::lines;
+use crate::log;
 
 /// Longest wait without a check for signals.
 pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -20,7 +20,7 @@ pub(crate) fn wait_interruptibly<T: Send, E: Send>(
     loop {
         let remaining = timeout.map_or(SIGNAL_CHECK_INTERVAL, |timeout| timeout.saturating_sub(begun.elapsed()));
         let outcome = py.detach(|| step(remaining.min(SIGNAL_CHECK_INTERVAL)));
-        lines::flush(py)?;
+        log::flush(py)?;
         match outcome {
             Ok(None) if timeout.is_none_or(|timeout| begun.elapsed() < timeout) => py.check_signals()?,
             ended => return Ok(ended),

@@ -16,13 +16,13 @@
 //! | `stream` | fences on streams of other libraries |
 //! | `fences` | several fences as one, and the return of a buffer after them |
 //! | `torch` | the functions through which torch's host allocator uses a pool |
-//! | `wait` | a request that an asyncio task awaits |
+//! | `pending` | a request that an asyncio task awaits |
 //! | `decode` | decoders of the loader |
 //! | `loader` | the loader: files, and batches read ahead |
 //! | `labels` | labels of samples |
 //! | `handle` | the pool behind several Python objects |
 //! | `arguments` | conversion of arguments |
-//! | `lines` | log lines forwarded to Python's `logging` |
+//! | `log` | log lines forwarded to Python's `logging` |
 //! | `errors` | exceptions for errors of the crate |
 //! | `interrupts` | waits that signals interrupt |
 //! | `without_gil` | calls without the interpreter's lock (the GIL) |
@@ -45,29 +45,29 @@ mod fences;
 mod handle;
 mod interrupts;
 mod labels;
-mod lines;
 mod loader;
+mod log;
 mod memory;
+mod pending;
 mod pool;
 mod shared;
 mod stream;
 mod torch;
-mod wait;
 mod without_gil;
 
 #[pymodule(gil_used = false)]
 mod _pinpool {
     #[pymodule_export]
     use super::{
-        arguments::_seconds,
+        arguments::{_seconds, size},
         buffer::{_record_stream, Buffer},
         decode::Decoder,
-        lines::{_set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines},
-        loader::{_parse_bytes, Reader, SampleCatalog},
+        loader::{Reader, SampleCatalog},
+        log::{_set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines},
+        pending::PendingRequest,
         pool::Pool,
         shared::{SharedBuffer, SharedPoolCore, SharedWorker},
         torch::{_free_torch_functions, _host_memory, _torch_functions},
-        wait::PendingRequest,
     };
 
     #[pymodule_export]

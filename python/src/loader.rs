@@ -14,7 +14,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use pinpool::unstable::config::text::parse_bytes;
 use pinpool_loader::{
     BatchReader, Catalog, DecodedField, Failure, FailureCause, ListOptions, LoadOptions, LoadedBatch, Loader, Rank,
     StopFlag,
@@ -90,12 +89,6 @@ fn text_and_error(py: Python<'_>, failure: &Failure) -> Failed {
     (failure.to_string(), Some(raised.into_value(py).into_any()))
 }
 
-/// A number of bytes from text such as "16MiB".
-#[pyfunction]
-pub(crate) fn _parse_bytes(text: &str) -> PyResult<u64> {
-    parse_bytes(text).map_err(|error| PyValueError::new_err(error.to_string()))
-}
-
 #[pymethods]
 impl SampleCatalog {
     /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `num_threads` and `prefetch`.
@@ -136,7 +129,7 @@ impl SampleCatalog {
         };
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let mut listing = ListOptions::default();
-        listing.open_containers = open_archives;
+        listing.open_archives = open_archives;
         let catalog = interruptibly(py, &listing.stop, || listing.from_paths(&paths))?;
         Ok(Self { pool: pool.requester()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
     }

@@ -40,7 +40,7 @@ pub(crate) struct PoolTraits {
     may_fall_back: bool,
     /// Whether a stream was recorded on a buffer of this pool. From then on, requests and returns may call the driver.
     /// Copies of torch's blocks and of a `SharedPool` over the same pool do not set it: a request may query them with the GIL.
-    has_streams: AtomicBool,
+    has_fences: AtomicBool,
     /// Number of buffers that the program has not returned.
     pub(crate) unreturned: AtomicUsize,
     /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool,
@@ -64,7 +64,7 @@ impl PoolTraits {
             // With other settings, a return may zero the buffer or release memory. With these, it releases only for other pools.
             moves_lists_only: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
-            has_streams: AtomicBool::new(false),
+            has_fences: AtomicBool::new(false),
             unreturned: AtomicUsize::new(0),
             pool: Mutex::new(None),
         }
@@ -72,7 +72,7 @@ impl PoolTraits {
 
     /// Returns the properties for buffers of `pool` in shared memory.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
-        let mut traits = Self::of("", pool.config());
+        let mut traits = Self::of("", pool.unstable_config());
         (traits.is_cuda_pinned, traits.moves_lists_only) = (is_cuda_pinned, false);
         traits.pool = Mutex::new(Some(pool));
         traits
@@ -81,7 +81,7 @@ impl PoolTraits {
     /// Returns whether a hit is short enough to keep the GIL.
     pub(crate) fn keeps_gil_on_hit(&self) -> bool {
         // Relaxed: the flag guards no other memory.
-        self.moves_lists_only && !self.has_streams.load(Ordering::Relaxed)
+        self.moves_lists_only && !self.has_fences.load(Ordering::Relaxed)
     }
 
     /// Returns whether a return of `buf` is short enough to keep the GIL. The return of a pageable buffer releases memory, and
@@ -107,7 +107,7 @@ struct State {
     is_closed: bool,
     /// Whether there may be uncounted views while references exist.
     is_exposed: bool,
-    streams: Vec<Arc<dyn Fence>>,
+    fences: Vec<Arc<dyn Fence>>,
 }
 
 /// Buffers by address, to find the buffer of an array or tensor.
@@ -166,10 +166,10 @@ pub(crate) struct Memory {
 }
 
 /// Number of fences of a buffer at which the completed fences are dropped before another is recorded.
-const STREAMS_UNCHECKED: usize = 16;
+const MAX_UNCHECKED_FENCES: usize = 16;
 
-const KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
-const INSTEAD: &str = "first, or drop the buffer with `del` or `with`: its memory returns when the last view is gone";
+const VIEW_KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
+const VIEW_REMEDY: &str = "or drop the buffer with `del` or `with`: its memory returns when the last view is gone";
 
 impl State {
     /// Fails if there are views.
@@ -179,8 +179,8 @@ impl State {
             0 => "the buffer's __array_interface__ was read, and arrays made from it are not counted: delete them and the \
                   buffer to return its memory"
                 .to_owned(),
-            1 => format!("a view of this buffer {KINDS} is alive: delete it {INSTEAD}"),
-            views => format!("{views} views of this buffer {KINDS} are alive: delete them {INSTEAD}"),
+            1 => format!("a view of this buffer {VIEW_KINDS} is alive: delete it first, {VIEW_REMEDY}"),
+            views => format!("{views} views of this buffer {VIEW_KINDS} are alive: delete them first, {VIEW_REMEDY}"),
         };
         Err(PyBufferError::new_err(message))
     }
@@ -200,15 +200,20 @@ impl Memory {
                 views: 0,
                 is_closed: false,
                 is_exposed: false,
-                streams: Vec::new(),
+                fences: Vec::new(),
             }),
         }
     }
 
     /// Locks the state. The lock is not held during calls to Python, nor while the pool serves a request or a return. During driver
-    /// calls, it is held only if many streams are recorded on the buffer.
+    /// calls, it is held only if the buffer has many fences.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Address of the first byte.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.address)
     }
 
     pub(crate) fn is_released(&self) -> bool {
@@ -293,7 +298,7 @@ impl Memory {
 
     /// Delays the return until the work enqueued on `stream` so far has completed.
     pub(crate) fn record_stream(&self, stream: Stream) -> PyResult<()> {
-        let earlier = self.unreturned()?.streams.clone();
+        let earlier = self.unreturned()?.fences.clone();
         let fence = stream.fence(self.traits.device).or_else(|unfenced| self.quarantine(unfenced))?;
         self.record(fence, &earlier)
     }
@@ -302,15 +307,15 @@ impl Memory {
     /// therefore replaces the fence of its stream. A fence that another thread has recorded meanwhile may be a later one.
     fn record(&self, fence: Arc<dyn Fence>, earlier: &[Arc<dyn Fence>]) -> PyResult<()> {
         let mut state = self.unreturned()?;
-        self.traits.has_streams.store(true, Ordering::Relaxed);
-        let (stream, is_long) = (fence.stream_id(), state.streams.len() >= STREAMS_UNCHECKED);
-        state.streams.retain(|each| {
+        self.traits.has_fences.store(true, Ordering::Relaxed);
+        let (stream, checks_completed) = (fence.stream_id(), state.fences.len() >= MAX_UNCHECKED_FENCES);
+        state.fences.retain(|each| {
             let is_of_stream = stream.is_some() && each.stream_id() == stream;
             let is_replaced = is_of_stream && earlier.iter().any(|earlier| Arc::ptr_eq(earlier, each));
             // A failed fence is kept, because its work may still run.
-            !(is_replaced || is_long && matches!(each.is_complete(), Ok(true)))
+            !(is_replaced || checks_completed && matches!(each.is_complete(), Ok(true)))
         });
-        state.streams.push(fence);
+        state.fences.push(fence);
         Ok(())
     }
 
@@ -349,28 +354,28 @@ impl Memory {
         if !state.is_closed || state.views > 0 || state.is_exposed {
             return;
         }
-        let (buf, streams) = (state.buf.take(), std::mem::take(&mut state.streams));
+        let (buf, fences) = (state.buf.take(), std::mem::take(&mut state.fences));
         drop(state);
-        put(buf, streams, &self.traits);
+        put(buf, fences, &self.traits);
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        put(state.buf.take(), std::mem::take(&mut state.streams), &self.traits);
+        put(state.buf.take(), std::mem::take(&mut state.fences), &self.traits);
     }
 }
 
-/// Returns a buffer to its pool after the work on `streams`.
-fn put(buf: Option<PinnedBuf>, streams: Vec<Arc<dyn Fence>>, traits: &PoolTraits) {
+/// Returns a buffer to its pool after the work before `fences`.
+fn put(buf: Option<PinnedBuf>, fences: Vec<Arc<dyn Fence>>, traits: &PoolTraits) {
     let Some(buf) = buf else { return };
     // Relaxed: the count guards no other memory.
     traits.unreturned.fetch_sub(1, Ordering::Relaxed);
-    if streams.is_empty() && traits.keeps_gil_on_return(&buf) {
+    if fences.is_empty() && traits.keeps_gil_on_return(&buf) {
         drop(buf);
     } else {
-        without_gil(move || put_after(buf, streams));
+        without_gil(move || put_after(buf, fences));
     }
 }
 
@@ -392,13 +397,6 @@ impl View {
 impl Drop for View {
     fn drop(&mut self) {
         self.0.end_view();
-    }
-}
-
-impl Memory {
-    /// Address of the first byte.
-    pub(crate) fn pointer(&self) -> *mut u8 {
-        ptr::with_exposed_provenance_mut(self.address)
     }
 }
 

@@ -19,8 +19,8 @@ use crate::buffer::Buffer;
 use crate::errors::exception;
 use crate::handle::{PoolHandle, buffer};
 use crate::interrupts::{SIGNAL_CHECK_INTERVAL, wait_interruptibly};
-use crate::lines;
-use crate::wait::PendingRequest;
+use crate::log;
+use crate::pending::PendingRequest;
 
 /// The name of a setting that has no variable.
 const MAINTENANCE_THREAD: &str = "maintenance_thread";
@@ -51,29 +51,29 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
 ///     ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
 ///         "auto" all torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
-///     wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under
-///         "tensorflow").
+///     wait: the default `timeout` of `get`, `aget` and `empty`: how long a request waits when the pool is full (default 30 s; 100 ms
+///         with `on_full="pageable"`, 0 under "tensorflow").
 ///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
-///     reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
+///     reserve_wait: whether the constructor waits until the whole reserve is pinned (default True).
 ///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
 ///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
 ///         the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
 ///         Call `torch.cuda.set_device` first, because the pool usually starts in the constructor. With backend "auto", a pool without
 ///         a reserve, a trace, a shared limit or a `numa_node` starts at its first use, unless CUDA has already started.
 ///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
-///     idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
-///         releases nothing.
+///     idle_timeout: how long free memory stays pinned (default 60 s), after its buffers have been idle for up to 10 s. On register
+///         and cuda, and under "tensorflow", time alone releases nothing.
 ///     trace: path of a recording for the command `pinpool`.
 ///     socket: path of a Unix socket that serves statistics, or 1 for a default path.
 ///     preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
 ///     pool_size_limit: initial maximum number of idle buffers (default 100).
-///     auto_resize: whether this maximum grows while evictions and misses are frequent (the default).
+///     auto_resize: whether this maximum grows while evictions and misses are frequent (default True).
 ///     rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-///     log_every: every N-th rate check is logged (default 10).
+///     log_every: one in this many checks of the limit on idle buffers is logged (default 10).
 ///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
-///     growth: whether the pool may pin more than its reserve (the default).
+///     growth: whether the pool may pin more than its reserve (default True).
 ///     zero: whether buffers are zeroed before reuse (default False).
-///     maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call
+///     maintenance_thread: whether a thread detects completed copies and releases idle memory (default True). Without it, call
 ///         `maintain()` periodically. This setting has no variable.
 ///
 /// Raises:
@@ -143,7 +143,7 @@ impl Pool {
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> T + Send) -> PyResult<T> {
         let pool = self.pool()?;
         let outcome = py.detach(|| call(pool));
-        lines::flush(py)?;
+        log::flush(py)?;
         Ok(outcome)
     }
 }
@@ -158,7 +158,7 @@ impl Pool {
         env: bool,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        lines::start();
+        log::start();
         let mut builder = pinpool::Pool::builder();
         if !env {
             builder = builder.without_env();
@@ -177,7 +177,7 @@ impl Pool {
             }
         }
         let built = py.detach(move || builder.build().map(PoolHandle::new));
-        lines::flush(py)?;
+        log::flush(py)?;
         built.map(|handle| Self { handle: Arc::new(handle), tagged: None }).map_err(|error| exception(&error))
     }
 
@@ -199,7 +199,7 @@ impl Pool {
     #[pyo3(signature = (nbytes, *, timeout=None))]
     fn get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
-        let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
+        let wait = timeout.map_or_else(|| Ok(pool.unstable_config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if let Some(idle) = self.get_idle_with_gil(len)? {
             return Ok(idle);
         }
@@ -211,7 +211,7 @@ impl Pool {
             py.detach(|| requester.get_with(request))
         };
         let served = served.map(|buf| buffer(buf, &self.handle));
-        lines::flush(py)?;
+        log::flush(py)?;
         served.map_err(|error| exception(&error))
     }
 
@@ -231,7 +231,7 @@ impl Pool {
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
-        let wait = timeout.map_or_else(|| Ok(pool.config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
+        let wait = timeout.map_or_else(|| Ok(pool.unstable_config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
         if let Some(idle) = self.get_idle_with_gil(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
@@ -249,7 +249,7 @@ impl Pool {
     /// Returns the meaning of each statistic in `stats` by its path, such as "memory.in_use_bytes".
     #[staticmethod]
     fn describe_stats() -> std::collections::BTreeMap<String, &'static str> {
-        let described = pinpool::Stats::default().list().into_iter().map(|statistic| {
+        let described = pinpool::Stats::default().unstable_list().into_iter().map(|statistic| {
             let is_duration = statistic.unit == Unit::Seconds && statistic.kind != Kind::Histogram;
             (statistic.path + if is_duration { "_seconds" } else { "" }, statistic.help)
         });
@@ -293,6 +293,7 @@ impl Pool {
     ///
     /// Raises:
     ///     BackendError: the driver or the kernel refused a part, so the rest of the reserve was abandoned.
+    ///     ForkError: as for `get`.
     #[pyo3(signature = (*, timeout=None))]
     fn wait_for_reserve(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let pool = self.pool()?;
@@ -347,10 +348,10 @@ impl Pool {
         self.call(py, |pool| pool.maintain())
     }
 
-    /// Changes the limit: a size, "auto", or "none" for no limit. Buffers in use stay valid.
+    /// Changes the limit: a size, "auto", or "none" for no limit. With 0 the pool pins nothing more. Buffers in use stay valid.
     ///
     /// Raises:
-    ///     RequestError, SettingError, TypeError: the limit is invalid.
+    ///     RequestError, TypeError: the limit is invalid.
     ///     ForkError: as for `get`.
     fn set_max_bytes(&self, py: Python<'_>, max_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
         let limit = match max_bytes.extract::<String>().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
@@ -386,7 +387,7 @@ impl Pool {
         let stats = py.detach(|| pool.stats());
         let name = pool.name().map_or_else(String::new, |name| format!(" {name:?}"));
         let tag = self.tag().map_or_else(String::new, |tag| format!(" tag={tag:?}"));
-        let preset = if pool.config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
+        let preset = if pool.unstable_config().preset == Preset::TensorFlow { "tensorflow" } else { "adaptive" };
         let limit = stats.limits.max_bytes.map_or_else(|| "none".to_owned(), format_bytes);
         let (backend, held, in_use) = (stats.backend, format_bytes(stats.memory.held_bytes), stats.memory.in_use);
         let sizes = format!("max_bytes={limit} held={held} in_use={in_use}");

@@ -18,7 +18,7 @@ use crate::arguments::{seconds, size};
 use crate::buffer::Buffer;
 use crate::errors::{ClosedError, ReleasedError, TimeoutError, shared_exception};
 use crate::interrupts::wait_interruptibly;
-use crate::lines;
+use crate::log;
 use crate::memory::{Memory, PoolTraits};
 use crate::pool::Pool;
 use crate::without_gil::without_gil;
@@ -51,7 +51,7 @@ impl SharedPoolCore {
             drop(shared);
             outcome
         });
-        lines::flush(py)?;
+        log::flush(py)?;
         outcome.map_err(shared_exception)
     }
 }
@@ -66,10 +66,12 @@ impl SharedPoolCore {
         num_buffers: usize,
         hugetlb: Option<bool>,
     ) -> PyResult<Self> {
+        // Imports the exception: an import would abort the process if a loop ends while the interpreter exits.
+        drop(py.get_type::<ClosedError>());
         let (pool, buffer_bytes) = (pool.pool()?.clone(), size("buffer_bytes", buffer_bytes)?);
-        let hugetlb = hugetlb.map_or(HugeTlb::Auto, |is_on| if is_on { HugeTlb::Of2MiB } else { HugeTlb::Off });
+        let hugetlb = hugetlb.map_or(HugeTlb::Auto, |is_on| if is_on { HugeTlb::Pages2MiB } else { HugeTlb::Off });
         let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, num_buffers, hugetlb));
-        lines::flush(py)?;
+        log::flush(py)?;
         let shared = made.map_err(shared_exception)?;
         let traits = Arc::new(PoolTraits::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
         Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), traits })
@@ -85,10 +87,9 @@ impl SharedPoolCore {
 
     /// The oldest unreceived buffer and its `user_data`; None after `timeout` seconds.
     fn receive_next(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u64, Buffer)>> {
-        let timeout = timeout.map(seconds).transpose()?;
         // Each step takes the shared pool again, so that `close` takes effect.
         let next = |wait| self.shared()?.receive_next(wait).map_err(shared_exception);
-        let next = wait_interruptibly(py, timeout, next)??;
+        let next = wait_interruptibly(py, timeout.map(seconds).transpose()?, next)??;
         Ok(next.map(|(ticket, buf)| (ticket.user_data(), self.received(buf))))
     }
 
@@ -103,13 +104,13 @@ impl SharedPoolCore {
 
     /// While `is_refusing`, sends of workers, and requests that would wait for a buffer, fail immediately.
     fn refuse_workers(&self, py: Python<'_>, is_refusing: bool) -> PyResult<()> {
-        self.call(py, |shared| shared.refuse_workers(is_refusing))
+        self.call(py, |shared| shared.set_accepting_workers(!is_refusing))
     }
 
     /// Workers; buffers that are free, being filled, sent, received or in flight, and kept by the program.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize, usize)> {
         let (counts, unreturned) = (self.shared()?.counts(), self.traits.unreturned.load(Ordering::Relaxed));
-        Ok((self.shared()?.worker_count(), counts.free, counts.filling, counts.sent, counts.held, unreturned))
+        Ok((self.shared()?.worker_count(), counts.free, counts.filling, counts.sent, counts.received, unreturned))
     }
 
     fn buffer_bytes(&self) -> PyResult<usize> {
@@ -151,7 +152,7 @@ impl SharedWorker {
     /// Attaches to the memory of a descriptor, without taking ownership of it.
     #[new]
     fn new(descriptor: RawFd) -> PyResult<Self> {
-        lines::start();
+        log::start();
         let failed = |error: std::io::Error| PyOSError::new_err(format!("descriptor {descriptor}: {error}"));
         if descriptor < 0 {
             return Err(PyOSError::new_err(format!("descriptor must be 0 or more, not {descriptor}")));

@@ -28,7 +28,7 @@ const FAILED: c_int = 2;
 #[repr(C)]
 struct Totals {
     held_bytes: i64,
-    held_bytes_peak: i64,
+    peak_held_bytes: i64,
     pinned_bytes: i64,
     unpinned_bytes: i64,
     held_buffers: i64,
@@ -38,15 +38,15 @@ struct Totals {
     unpin: Timed,
 }
 
-// `host_allocator.cpp` checks the same size.
-const _: () = assert!(size_of::<Totals>() == 15 * size_of::<i64>());
+// `host_allocator.cpp` checks the same size and offset.
+const _: () = assert!(size_of::<Totals>() == 120 && std::mem::offset_of!(Totals, pin.max_micros) == 72);
 
 #[repr(C)]
 struct Timed {
     calls: i64,
     micros: i64,
-    micros_max: i64,
-    micros_min: i64,
+    max_micros: i64,
+    min_micros: i64,
 }
 
 #[repr(C)]
@@ -91,7 +91,7 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let handle = pool.get().handle();
     let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.traits().is_cuda_pinned), pool.get().requester()?.clone());
-    if !is_cuda_pinned && pool.config().backend.name() == "auto" {
+    if !is_cuda_pinned && pool.unstable_config().backend.name() == "auto" {
         let text = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(text));
     }
@@ -189,10 +189,10 @@ unsafe extern "C" fn totals(pool: *const Pool, totals: *mut Totals) {
         // SAFETY: the pool was leaked by `_torch_functions`.
         let stats = unsafe { &*pool }.stats();
         let signed = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        let other_buffers = stats.memory.pageable_buffers + stats.requests.adopted;
+        let other_buffers = stats.memory.pageable + stats.requests.adopted;
         let value = Totals {
             held_bytes: signed(stats.memory.held_bytes),
-            held_bytes_peak: signed(stats.memory.peak_held_bytes),
+            peak_held_bytes: signed(stats.memory.peak_held_bytes),
             pinned_bytes: signed(stats.memory.pin.bytes),
             unpinned_bytes: signed(stats.memory.unpin.bytes),
             // These counters are chosen as the documentation of `Stats` describes.
@@ -237,7 +237,7 @@ fn timed(CallStats { time, .. }: &CallStats) -> Timed {
     Timed {
         calls: i64::try_from(time.count()).unwrap_or(i64::MAX),
         micros: micros(time.total()),
-        micros_max: micros(time.max()),
-        micros_min: micros(time.min()),
+        max_micros: micros(time.max()),
+        min_micros: micros(time.min()),
     }
 }

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import logging
+import multiprocessing
 import pathlib
 import platform
 import resource
@@ -259,6 +260,32 @@ def test_batches_in_reference_cycles_are_collected(pool):
             circle = [batch]
             circle.append(circle)
             del batch, circle
+
+
+def test_a_second_loop_over_a_shared_pool_ends_the_first(pool):
+    with pinpool.SharedPool(100, 4, pool=pool, library="numpy") as shared:
+        loop = iter(shared.batches(shared.collate([number]) for number in range(3)))
+        assert next(loop).tolist() == [0]
+        assert [batch.tolist() for batch in shared.batches([shared.collate([7])])] == [[7]]
+        with pytest.raises(RuntimeError, match="another loop over this SharedPool has begun: create one SharedPool for each loop"):
+            next(loop)
+        nested = (list(shared.batches([shared.collate([number])])) for number in range(3))
+        with pytest.raises(RuntimeError, match="another thread or the loader runs a loop over this SharedPool: create one"):
+            list(shared.batches(nested))
+        assert next(iter(shared.batches([shared.collate([8])]))).tolist() == [8]  # Dropped before its end.
+        assert [batch.tolist() for batch in shared.batches([shared.collate([9])])] == [[9]]
+
+
+@needs_torch
+def test_a_new_loop_ends_the_workers_of_a_kept_loop(pool):
+    with pinpool.SharedPool(100, 5, pool=pool, library="numpy") as shared:
+        loader = torch.utils.data.DataLoader(range(3), 1, num_workers=1, collate_fn=shared.collate)
+        check = iter(shared.batches(loader))
+        kept = [next(check) for _ in range(2)]
+        workers = multiprocessing.active_children()
+        assert len(workers) == 1
+        assert [batch.tolist() for batch in shared.batches(loader)] == [[0], [1], [2]] and [batch.tolist() for batch in kept] == [[0], [1]]
+        assert not workers[0].is_alive()
 
 
 def test_a_batch_without_a_ticket_is_an_error_and_not_the_end(pool):

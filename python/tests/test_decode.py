@@ -31,10 +31,10 @@ def encoded(image, kind, **options):
     return file.getvalue()
 
 
-def decoded(files, folder, codec, **settings):
+def decoded(files, folder, decoder, **settings):
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    loader = pinpool_loader.Loader(folder, batch_size=64, pool=heap(), decode={"jpg;png": codec}, **settings)
+    loader = pinpool_loader.Loader(folder, batch_size=64, pool=heap(), decode={"jpg;png": decoder}, **settings)
     (batch,) = loader
     return batch
 
@@ -217,7 +217,7 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_ot
 
     def copied(archive, **changes):
         [batch] = pinpool_loader.Loader(tmp_path / archive, pool=heap(), **settings | changes)
-        return {names: array.tolist() for names, array in pickle.loads(pickle.dumps(batch)).__pinpool_arrays__().items()}
+        return {names: array.tolist() for names, array in pickle.loads(pickle.dumps(batch))._pinpool_arrays().items()}
 
     assert copied("a.tar") == {("png",): [[[[3] * 3] * 2] * 2], ("labels",): [7]}
     assert list(copied("a.tar", label_function=float)) == [("png",)]

@@ -1,4 +1,4 @@
-"""Ctrl-C ends every call that may block, and the process can exit afterwards."""
+"""Ctrl-C ends every call that waits for memory or batches, and the process can exit afterwards."""
 
 import textwrap
 

@@ -478,16 +478,14 @@ def test_a_loader_of_the_parent_is_refused_in_a_child(files, run_in_subprocess):
     assert out.split() == ["refused", "True"] * 2 + ["19"]
 
 
-def test_a_rank_that_is_not_told_its_samples_is_warned(files, pool, monkeypatch):
-    for ranks, settings, is_warned in [("8", {}, True), ("8", {"world_size": 1}, False), ("8", {"rank": 2, "world_size": 4, "even": True}, False),
-                                       ("1", {}, False), ("many", {}, False)]:  # fmt: skip
+def test_one_of_several_ranks_needs_a_world_size(files, pool, monkeypatch):
+    for ranks, settings in [("8", {"world_size": 1}), ("8", {"rank": 2, "world_size": 4, "even": True}), ("1", {}), ("many", {})]:
         monkeypatch.setenv("WORLD_SIZE", ranks)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loader = load(files, pool, **settings)
-        texts = [str(warning.message) for warning in caught]
-        assert ["WORLD_SIZE=8, so each rank gets all samples: pass rank= and world_size=" in text for text in texts] == [True] * is_warned
-        assert loader.total_samples == 20 and all(warning.filename == __file__ for warning in caught) is True
+        with warnings.catch_warnings(action="error"):
+            assert load(files, pool, **settings).total_samples == 20
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(TypeError, match="world_size= is missing although WORLD_SIZE=8: pass rank= and world_size=, or world_size=1"):
+        load(files, pool)
 
 
 def test_a_loader_creates_its_own_pool(files):

@@ -18,6 +18,18 @@ def test_the_interpreter_ends_with_buffers_views_and_pools_alive(run_in_subproce
     assert out == "ended\n" and "Traceback" not in err
 
 
+def test_the_interpreter_ends_with_an_unfinished_loop_over_a_closed_shared_pool(run_in_subprocess):
+    _, err = run_in_subprocess("""
+        import pinpool
+        pool = pinpool.Pool(env=False, backend="heap")
+        shared = pinpool.SharedPool(100, 4, pool=pool, library="numpy")
+        loop = iter(shared.batches(shared.collate([number]) for number in range(3)))
+        next(loop)
+        shared.close()
+    """)
+    assert not err  # The loop's end raises ClosedError when nothing can be imported any more.
+
+
 @pytest.mark.parametrize("attempt", range(5))
 def test_the_interpreter_ends_while_threads_wait_and_use_the_pool(run_in_subprocess, attempt):
     out, _ = run_in_subprocess("""

@@ -62,10 +62,10 @@ def test_a_worker_of_each_start_method_fills_in_place(shared, started, method):
             array = np.frombuffer(buf, np.uint8)
             assert len(buf) == 50_000 and (array == value).all()
             del array
-    assert shared.num_workers == 1
+    assert shared.num_live_workers == 1
     ours.send(None)
     process.join(300)
-    assert shared.counts() == {"free": 4, "filling": 0, "sent": 0, "received": 0} and shared.num_workers == 0
+    assert shared.counts() == {"free": 4, "filling": 0, "sent": 0, "received": 0} and shared.num_live_workers == 0
 
 
 def test_a_ticket_is_small_and_received_once(shared):
@@ -257,7 +257,7 @@ def test_a_closed_shared_pool_does_not_access_another_one(pool):
         for use in (lambda: closed.get(10), closed.fileno, lambda: closed.pack(np.arange(3)), closed.__reduce__):
             with pytest.raises(pinpool.ClosedError, match="closed"):
                 use()
-        assert other.counts()["free"] == 3 and other.num_workers == 0
+        assert other.counts()["free"] == 3 and other.num_live_workers == 0
 
 
 def test_a_close_ends_waits_for_batches(shared):

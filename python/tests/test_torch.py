@@ -108,7 +108,7 @@ def test_a_refused_install_leaves_no_pool():
         assert pinpool.torch.uninstall() == 0
         probe.raise_priority()
         refused("higher priority")
-        until(lambda: any("pool[refused] closed" in line for line in lines))
+        until(lambda: any("pool[refused] pool_ended" in line for line in lines))
         assert sum("pool[refused] created" in line for line in lines) == 1, "no pool is created for the first refusal"
     """)
 

@@ -9,7 +9,7 @@ import pytest
 import pinpool
 import pinpool.torch
 from pinpool import _device, _pinpool
-from pinpool.torch import _limit
+from pinpool.torch import _allocator, _limit
 
 GIB = 1 << 30
 MEMORY = (128 * GIB, "cgroup limit /sys/fs/cgroup/memory.max")
@@ -38,6 +38,8 @@ def test_without_a_setting_it_is_three_quarters_divided_among_the_ranks(settings
     "settings, environ",
     [
         ({"preset": "adaptive", "ledger": "none"}, {}),
+        ({"max_bytes": "auto"}, {"PINPOOL_MAX_BYTES": "1GiB"}),
+        ({}, {"PINPOOL_MAX_BYTES": " Auto "}),
         ({}, {"PINPOOL_PRESET": "Adaptive", "PINPOOL_LEDGER": " none "}),
         ({"preset": "adaptive", "ledger": "none"}, {"PINPOOL_PRESET": "tensorflow", "PINPOOL_LEDGER": "host"}),
     ],
@@ -136,6 +138,29 @@ def test_cuda_pins_the_pool_of_torch_unless_a_backend_is_named(stand_in, monkeyp
         assert (made.get("backend"), made.get("device")) == (backend, device)
 
 
+@pytest.mark.parametrize(
+    ("variables", "settings", "wait"),
+    [
+        ({}, {}, 1),
+        ({"WAIT": ""}, {"wait": None, "on_full": "error"}, 1),
+        ({"WAIT": "5s"}, {}, None),
+        ({"WAIT": "5s"}, {"env": False}, 1),
+        ({}, {"wait": 0}, 0),
+        ({"ON_FULL": "pageable"}, {}, None),
+        ({}, {"preset": "tensorflow"}, None),
+    ],
+)
+def test_a_request_waits_for_one_second_unless_a_setting_changes_this(stand_in, monkeypatch, variables, settings, wait):
+    built = []
+    monkeypatch.setattr(pinpool.torch, "Pool", lambda **settings: built.append(settings) or pinpool.Pool(env=False, backend="heap"))
+    for name in ("WAIT", "ON_FULL"):
+        monkeypatch.delenv(f"PINPOOL_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PINPOOL_{name}", value)
+    pinpool.torch.install(**settings)
+    assert built[0].get("wait") == wait
+
+
 def test_a_pool_without_a_gpu_backend_is_refused(stand_in):
     pool = pinpool.Pool(env=False)
     if pool.stats()["backend"] in ("vmm", "register", "cuda"):
@@ -177,3 +202,10 @@ def test_an_uninstall_that_torch_refuses_raises_the_text(stand_in, monkeypatch):
         with pytest.raises(pinpool.BackendError, match="torch's allocator was not restored: no priority"):
             pinpool.torch.uninstall()
     assert pinpool.torch.uninstall() == 0
+
+
+def test_a_compilation_that_never_ends_is_an_error_that_names_the_lock(monkeypatch):
+    monkeypatch.setattr(_allocator, "_COMPILE", "import time; time.sleep(300)")
+    monkeypatch.setattr(_allocator, "_COMPILE_SECONDS", 0.2)
+    with pytest.raises(pinpool.BackendError, match="not compiled within 0.2 s.*, delete the file `lock` of pinpool_torch_9_9_0_.*_EXTENSIONS_DIR"):
+        _allocator._compile("9.9.0")

@@ -31,7 +31,8 @@ def test_the_stubs_have_every_method_every_setting_and_the_same_docstrings():
         assert {name for name in declared if not name.startswith("_")} == public
         assert ast.get_docstring(classes[kind.__name__]) == inspect.getdoc(kind)
         for name in public:
-            assert ast.get_docstring(declared[name]) == inspect.getdoc(getattr(kind, name)) != None, name  # noqa: E711
+            docstring = inspect.getdoc(getattr(kind, name))
+            assert docstring is not None and ast.get_docstring(declared[name]) == docstring, name
     names = ["name", "env", *pinpool.Pool._setting_names()]
     assert list(pinpool.PoolSettings.__annotations__) == list(inspect.signature(pinpool.Pool).parameters) == names
     assert re.findall(r"^    (\w+): ", inspect.getdoc(pinpool.Pool).partition("Args:")[2].partition("Raises:")[0], re.M) == names
@@ -48,7 +49,7 @@ import pinpool_loader
 
 pool: pinpool.Pool = pinpool.torch.install(max_bytes="1GiB")
 installed: pinpool.Pool | None = pinpool.torch.installed_pool()
-left: int = pinpool.torch.uninstall()
+num_in_use: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
 batches: pinpool.SharedBatches = shared.batches([shared.collate([np.zeros(3)])])
 tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
@@ -81,6 +82,7 @@ MISTAKES = [
     "pinpool.Pool(max_byts=1)",
     "pinpool.torch.install(max_byts=1)",
     "pinpool.torch.install(wait=[])",
+    "pinpool.torch.instal()",
 ]
 
 
@@ -138,13 +140,13 @@ def test_pyright_finds_the_same_mistakes(tmp_path):
     assert status == 0, output
 
 
-def test_an_installed_package_has_its_licences_and_needs_numpy():
+def test_an_installed_package_has_its_licenses_and_needs_numpy():
     try:
         installed = importlib.metadata.distribution("pinpool")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("it is not installed: pip install ./python")
-    licences = [file for file in installed.files or [] if "licenses" in file.parts]
-    assert all(file.read_text() == (pathlib.Path(__file__).parents[2] / file.name).read_text() for file in licences)
-    names = {file.name for file in licences}
+    licenses = [file for file in installed.files or [] if "licenses" in file.parts]
+    assert all(file.read_text() == (pathlib.Path(__file__).parents[2] / file.name).read_text() for file in licenses)
+    names = {file.name for file in licenses}
     assert names == {"LICENSE-APACHE", "LICENSE-MIT"} and installed.metadata.get_all("License-File") == sorted(names)
     assert "numpy>=1.24" in (installed.requires or [])

@@ -28,7 +28,7 @@ const UNBOUNDED_GRANULES: u64 = 16384;
 /// Number of granules of each size between the smallest and the largest.
 const NEXT_GRANULES: u64 = 768;
 /// The largest size. A commit of such a granule takes a tenth of a second.
-const LARGEST_BYTES: u64 = 512 << 20;
+const GRANULE_BYTES_MAX: u64 = 512 << 20;
 
 /// The sizes of granules by offset in their range. All granules of one size are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ impl GranuleSizes {
             Some(max_bytes) if max_bytes / smallest_bytes <= SMALL_POOL_GRANULES => SMALL_POOL_GRANULES,
             Some(_) => FIRST_GRANULES,
         };
-        let largest_bytes = LARGEST_BYTES.max(smallest_bytes);
+        let largest_bytes = GRANULE_BYTES_MAX.max(smallest_bytes);
         Self { smallest_bytes, largest_bytes, first_granules, next_granules: NEXT_GRANULES }
     }
 

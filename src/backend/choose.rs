@@ -24,7 +24,7 @@ use pinpool_os::format::Size;
 use pinpool_os::host;
 
 /// If `RLIMIT_MEMLOCK` limits a pool to less than this, `Auto` chooses `heap`, because a pool for one or two batches is useless.
-const LEAST_LOCKABLE_BYTES: u64 = 64 << 20;
+const LOCKABLE_BYTES_MIN: u64 = 64 << 20;
 
 /// The source from which a pool takes its memory.
 #[derive(Debug, Clone, Default)]
@@ -263,12 +263,12 @@ pub(crate) fn may_start_driver() -> bool {
 }
 
 /// Returns `RLIMIT_MEMLOCK` if it limits the pool. Fails if no memory can be locked, or if it limits the pool to less than
-/// [`LEAST_LOCKABLE_BYTES`].
+/// [`LOCKABLE_BYTES_MIN`].
 fn usable_lock_limit(mlock: &HeapSource, max_bytes: Option<u64>) -> Result<Option<u64>, String> {
     trial::run(mlock, None, Some(host::PAGE_BYTES as u64)).map_err(|error| error.to_string())?;
     match lock_limit().filter(|&limit_bytes| max_bytes.is_none_or(|max_bytes| max_bytes > limit_bytes)) {
-        Some(limit_bytes) if limit_bytes < LEAST_LOCKABLE_BYTES => {
-            let (limit, least) = (Size(limit_bytes), Size(LEAST_LOCKABLE_BYTES));
+        Some(limit_bytes) if limit_bytes < LOCKABLE_BYTES_MIN => {
+            let (limit, least) = (Size(limit_bytes), Size(LOCKABLE_BYTES_MIN));
             Err(format!("RLIMIT_MEMLOCK lets this process lock only {limit}, less than {least}"))
         }
         binding => Ok(binding),

@@ -99,7 +99,7 @@ impl BuiltInSource for HeapSource {
 // SAFETY: vm-S1, S4 and S5: the range is one mapping without access, in which the kernel commits and decommits pages
 // (`mapping`). vm-S2 and S3: a committed page is mapped, and zero until written to; a decommit empties it.
 unsafe impl VirtualMemory for HeapSource {
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+    fn reserve_addresses(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         let range = mapping::reserve(len_bytes)?;
         place(range.start(), range.len_bytes(), self.node);
         Ok(range)
@@ -127,8 +127,8 @@ unsafe impl VirtualMemory for HeapSource {
         })
     }
 
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise: it came from `reserve` and is unused.
+    unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise: it came from `reserve_addresses` and is unused.
         unsafe { mapping::unreserve(range) }
     }
 }

@@ -30,9 +30,9 @@ pub enum HugeTlb {
     /// 2 MiB pages if there are any, otherwise other pages, without a warning.
     Auto,
     /// 2 MiB pages; a warning if there are too few.
-    Of2MiB,
+    Pages2MiB,
     /// 1 GiB pages, for whole GiB; a warning if there are too few.
-    Of1GiB,
+    Pages1GiB,
 }
 
 impl HugeTlb {
@@ -40,14 +40,14 @@ impl HugeTlb {
     pub(crate) fn page_bytes(self) -> Option<u64> {
         match self {
             Self::Off => None,
-            Self::Auto | Self::Of2MiB => Some(2 << 20),
-            Self::Of1GiB => Some(1 << 30),
+            Self::Auto | Self::Pages2MiB => Some(2 << 20),
+            Self::Pages1GiB => Some(1 << 30),
         }
     }
 
     /// Returns whether the user requested this page size.
     fn is_required(self) -> bool {
-        matches!(self, Self::Of2MiB | Self::Of1GiB)
+        matches!(self, Self::Pages2MiB | Self::Pages1GiB)
     }
 
     /// Returns the finding that no page of the requested size is free; `None` if there are some, or if no size was requested.
@@ -64,7 +64,7 @@ impl HugeTlb {
     /// Returns a text that tells the administrator how to set pages aside.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
-            Self::Of1GiB => {
+            Self::Pages1GiB => {
                 "set pages aside when the machine starts: hugepagesz=1G hugepages=N on the kernel's command line; or \
                  PINPOOL_HUGETLB=auto"
             }

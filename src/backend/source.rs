@@ -130,7 +130,7 @@ impl RegionIds {
 /// The pool returns references to this memory and lets devices read it, relying on source-C1 to C3. An implementation
 /// that violates them causes undefined behavior in safe code.
 pub unsafe trait Source: Send + Sync + fmt::Debug {
-    /// Short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
+    /// Returns the short name, as in `PINPOOL_BACKEND` and [`Stats::backend`](crate::Stats::backend).
     fn name(&self) -> &'static str;
 
     /// Returns the component that pins the memory; `None` for pageable memory.
@@ -166,7 +166,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// NUMA node of the pages; `None` if there is only one, or it is unknown.
+    /// Returns the NUMA node of the pages; `None` if there is only one, or it is unknown.
     fn numa_node(&self) -> Option<u32> {
         None
     }

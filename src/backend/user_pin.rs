@@ -1,7 +1,7 @@
 //! Pins memory that a user mapped, as a source pins its own memory.
 //!
-//! - user-pin-I1: every [`UserPin`] is ended by [`unpin`](UserPin::unpin) while its memory is still mapped; if the driver
-//!   refuses, the memory stays mapped.
+//! - **user-pin-I1**: every [`UserPin`] is ended by [`unpin`](UserPin::unpin) while its memory is still mapped; if the
+//!   driver refuses, the memory stays mapped.
 #![allow(unsafe_code)] // Pins and unpins memory.
 
 #[cfg(feature = "cuda")]

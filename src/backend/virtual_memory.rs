@@ -23,12 +23,12 @@ use pinpool_os::host::{GRANULE_BYTES, PAGE_BYTES};
 /// Every range starts at a multiple of this, so that the kernel can use huge pages.
 pub const RANGE_ALIGN_BYTES: usize = GRANULE_BYTES;
 
-/// Addresses reserved by a source and not yet unreserved.
+/// Addresses reserved by a source and not yet released.
 ///
 /// Like a [`Region`](super::Region), a range does not own its addresses: dropping one leaks them and all memory committed
 /// there, on purpose.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "dropping a range leaks its addresses; pass it back to `VirtualMemory::unreserve`"]
+#[must_use = "dropping a range leaks its addresses; pass it back to `VirtualMemory::release_addresses`"]
 pub struct AddressRange {
     start: NonNull<u8>,
     len_bytes: usize,
@@ -117,7 +117,7 @@ impl From<RemapError> for SourceError {
 ///
 /// The contract, checked on every implementation by the suite of the crate `pinpool-testing`:
 ///
-/// 1. **vm-S1, reservation**: from a successful `reserve` until the `unreserve` call, the `len_bytes` addresses at
+/// 1. **vm-S1, reservation**: from a successful `reserve_addresses` until the `release_addresses` call, the `len_bytes` addresses at
 ///    `start` are the caller's alone. `start` is a multiple of [`RANGE_ALIGN_BYTES`]. They hold no memory, and only
 ///    committed granules may be touched.
 /// 2. **vm-S2, ownership**: from a successful `commit` until `decommit` (or a `remap` away), the bytes are mapped, readable
@@ -139,7 +139,7 @@ impl From<RemapError> for SourceError {
 /// violates them causes undefined behavior in safe code.
 pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     /// Size of the smallest granule: a power of two, at least [`PAGE_BYTES`] (the default). All lengths and offsets,
-    /// including the arguments of `reserve`, are multiples of it.
+    /// including the arguments of `reserve_addresses`, are multiples of it.
     ///
     /// At higher offsets of a large pool granules are larger ([`AddressRange::granules`]).
     fn granule_bytes(&self) -> usize {
@@ -151,7 +151,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// The error of the driver or the kernel. Nothing is reserved then.
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError>;
+    fn reserve_addresses(&self, len_bytes: usize) -> Result<AddressRange, SourceError>;
 
     /// Commits memory to the `bytes` (not zero) at `offset`.
     ///
@@ -161,7 +161,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `range` must come from this source's `reserve`, and none of these granules may be committed.
+    /// `range` must come from this source's `reserve_addresses`, and none of these granules may be committed.
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
     /// Returns the memory of the `bytes` (not zero) at `offset` to the system.
@@ -172,7 +172,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `range` must come from this source's `reserve`, all of these granules must be committed, and nothing (no reference, no
+    /// `range` must come from this source's `reserve_addresses`, all of these granules must be committed, and nothing (no reference, no
     /// copy in flight on any device) may use them any more.
     unsafe fn decommit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError>;
 
@@ -234,7 +234,7 @@ pub unsafe trait VirtualMemory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `range` must come from this source's `reserve`, nothing may use any of it any more, and every granule must be decommitted
+    /// `range` must come from this source's `reserve_addresses`, nothing may use any of it any more, and every granule must be decommitted
     /// or given up (its `decommit` failed; it stays counted as held).
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError>;
+    unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError>;
 }

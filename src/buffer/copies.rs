@@ -417,30 +417,30 @@ impl PinnedBuf {
     /// context, unless it is a primary context, must not be destroyed before the pool has ended: until the last handle and
     /// buffer are dropped, another thread may query the context, even if the work has completed.
     #[doc(hidden)]
-    pub unsafe fn record_raw_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
+    pub unsafe fn unstable_record_stream(&mut self, stream: *mut std::ffi::c_void) -> Result<()> {
         let id = || Some(copy::cuda::work_id(stream.addr()));
         // SAFETY: the caller promises that the stream is not destroyed during the call.
         let stream = unsafe { copy::cuda::RawStream::new(stream) };
         self.record_work(id, || stream.record_fence().map(Some))
     }
 
-    /// Records, as [`record_raw_stream`](PinnedBuf::record_raw_stream) does, the work that an event covers now: all work enqueued
-    /// before the event was last recorded. `event` is a `CUevent` or a `cudaEvent_t`. The caller may record or destroy the event
+    /// Records, as [`unstable_record_stream`](Self::unstable_record_stream) does, the work that an event covers now: all work
+    /// enqueued before the event was last recorded. `event` is a `CUevent` or a `cudaEvent_t`. The caller may record or destroy the event
     /// immediately. An event that was never recorded covers nothing. If the work has not completed, a context (the event's or
     /// another) must be current on this thread. If the driver refuses a fence after the event, the call waits for the event.
     ///
     /// # Errors
     ///
-    /// The errors of [`record_raw_stream`](PinnedBuf::record_raw_stream). An event that was recorded in a capture is
+    /// The errors of [`unstable_record_stream`](Self::unstable_record_stream). An event that was recorded in a capture is
     /// [`Error::is_device_failed`], and a null event is [`Error::is_invalid_handle`].
     ///
     /// # Safety
     ///
     /// The event must not be destroyed during the call, nor destroyed or recorded between a failed call and the next call for
-    /// this event. The requirement of [`record_raw_stream`](PinnedBuf::record_raw_stream) for the stream's context applies to the
-    /// contexts of the event and of this thread.
+    /// this event. The requirement of [`unstable_record_stream`](Self::unstable_record_stream) for the stream's context applies
+    /// to the contexts of the event and of this thread.
     #[doc(hidden)]
-    pub unsafe fn record_raw_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
+    pub unsafe fn unstable_record_event(&mut self, event: *mut std::ffi::c_void) -> Result<()> {
         // The event's inverted address identifies its work, because no stream has such a handle. A null event, if not
         // inverted, would be mistaken for a default stream.
         let id = || Some(copy::cuda::work_id(!event.addr()));

@@ -204,7 +204,7 @@ impl PinnedBuf {
 
     /// Returns the number of the memory, for tests; `None` for empty buffers and [adopted](crate::Pool::adopt) memory.
     #[doc(hidden)]
-    pub fn id(&self) -> Option<u64> {
+    pub fn unstable_id(&self) -> Option<u64> {
         self.block.as_ref().and_then(|block| block.memory().id())
     }
 

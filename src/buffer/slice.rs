@@ -71,6 +71,12 @@ impl<T> AsRef<[T]> for PinnedSlice<T> {
     }
 }
 
+impl<T> AsMut<[T]> for PinnedSlice<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
 impl<'a, T> IntoIterator for &'a PinnedSlice<T> {
     type Item = &'a T;
     type IntoIter = std::slice::Iter<'a, T>;
@@ -132,7 +138,7 @@ impl<T> IndexMut<usize> for PinnedSlice<T> {
 
 /// Makes indexing by a range return a `PinnedSlice`. Without these implementations, indexing would go through `Deref` to a
 /// plain slice.
-macro_rules! index_by_range {
+macro_rules! index_by {
     ($($range:ty),*) => {$(
         impl<T> Index<$range> for PinnedSlice<T> {
             type Output = Self;
@@ -150,14 +156,7 @@ macro_rules! index_by_range {
     )*};
 }
 
-index_by_range!(
-    Range<usize>,
-    RangeFrom<usize>,
-    RangeFull,
-    RangeInclusive<usize>,
-    RangeTo<usize>,
-    RangeToInclusive<usize>
-);
+index_by!(Range<usize>, RangeFrom<usize>, RangeFull, RangeInclusive<usize>, RangeTo<usize>, RangeToInclusive<usize>);
 
 /// Returns `bytes` as elements of `T`.
 pub(super) fn cast<T: Pod>(bytes: &[u8]) -> Result<&PinnedSlice<T>> {

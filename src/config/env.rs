@@ -210,7 +210,7 @@ pub struct ResolvedSettings {
 impl ResolvedSettings {
     /// Returns whether code or the environment sets the setting of the variable `name`.
     pub fn is_set(&self, name: &str) -> bool {
-        self.variables.iter().any(|of| of.name == name && ["builder", "variable"].contains(&of.origin))
+        self.variables.iter().any(|report| report.name == name && ["builder", "variable"].contains(&report.origin))
     }
 }
 

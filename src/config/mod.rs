@@ -86,9 +86,9 @@ pub enum SharedLimitName {
 
 /// Converts the text of the variable: `none`, `auto` or a name. [`PoolBuilder::build`](crate::PoolBuilder::build) refuses an
 /// invalid name.
-impl From<&str> for SharedLimitName {
-    fn from(text: &str) -> Self {
-        text.parse().unwrap_or_else(|_| Self::Named(text.to_owned()))
+impl<T: AsRef<str>> From<T> for SharedLimitName {
+    fn from(text: T) -> Self {
+        text.as_ref().parse().unwrap_or_else(|_| Self::Named(text.as_ref().to_owned()))
     }
 }
 
@@ -124,8 +124,8 @@ pub struct ExtraSettings {
     pub end_wait: Option<Duration>,
     /// The GPU of a pool without a device setting, if this process uses no GPU and the driver lists this one.
     pub default_device: Option<u32>,
-    /// The variables that code sets, separated by spaces.
-    pub set_in_code: String,
+    /// The variables that code sets.
+    pub set_in_code: Vec<&'static str>,
     /// A file from which memory pressure is read; `None` means the kernel's reports.
     pub pressure: Option<PathBuf>,
 }

@@ -23,7 +23,7 @@ macro_rules! for_each_setting {
         $consumer! {
         group "Size and limits";
 
-        /// Limit on all bytes held: a size, none, or auto (a quarter of the memory).
+        /// Limit of each pool: a size, none, or auto (together a quarter of the memory).
         /// In code, a number of bytes (`u64`) or a [`Limit`].
         "PINPOOL_MAX_BYTES" = Limit::Auto, max_bytes(impl Into<Limit>): Limit as word();
 

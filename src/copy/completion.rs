@@ -13,12 +13,12 @@ use crate::maintenance_thread::{MaintenanceThread, Reminder};
 
 // The first and the longest pause between two queries in `wait_timeout`.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// A handle to a copy in flight, to query or wait for its end. Dropping the handle has no effect on the copy, and the pool keeps
 /// the buffer until the copy completes.
 ///
-/// In a task `completion.await` waits without holding up the thread, on any runtime:
+/// In a task `completion.await` waits without blocking the thread, on any runtime:
 ///
 /// ```
 /// # use pinpool_testing::{SinkMemory, SinkStream};
@@ -115,8 +115,9 @@ impl Completion {
             if left.is_zero() {
                 return Ok(false);
             }
+            // Neither a fence nor a driver event has a wait with a timeout.
             thread::sleep(pause.min(left));
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(PAUSE_MAX);
         }
         self.notify_listener();
         Ok(true)

@@ -48,7 +48,8 @@ impl Code {
 
     /// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` or
     /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call can succeed later, so the error does not mean that any work has failed.
-    pub(crate) fn is_forbidden_by_capture(self) -> bool {
+    /// 902 to 906 are about the caller's own capture, so the caller gets them.
+    pub(crate) fn can_succeed_after_capture(self) -> bool {
         matches!(self.0, 900 | 901)
     }
 
@@ -115,7 +116,7 @@ impl From<FailedCall> for SourceError {
     fn from(FailedCall { call, code }: FailedCall) -> Self {
         let retry = match code {
             Code::INVALID_VALUE => Retry::Never,
-            code if code.is_forbidden_by_capture() => Retry::Soon,
+            code if code.can_succeed_after_capture() => Retry::Soon,
             _ => Retry::Later,
         };
         let error = Self::new(call, code.to_string()).with_code(code.number()).with_retry(retry);

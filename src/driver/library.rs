@@ -27,14 +27,14 @@ const LIBRARIES: [(&CStr, c_int); 4] = [
     (c"libcuda.so", 0),
 ];
 
-type Handle = NonNull<c_void>;
+type Library = NonNull<c_void>;
 
 /// The handle of the driver. It is never closed, so that its symbols stay valid, and chosen once, so that all functions come from
 /// one library.
 static CHOSEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Returns the driver, which the first call opens; `None` if there is none.
-fn library() -> Option<Handle> {
+fn library() -> Option<Library> {
     // Relaxed: only the loader accesses the memory behind a handle.
     NonNull::new(CHOSEN.load(Ordering::Relaxed)).or_else(|| {
         let chosen = choose()?;
@@ -44,7 +44,7 @@ fn library() -> Option<Handle> {
 }
 
 /// Opens the libraries and returns the first one that is not a stub; the first one if all are stubs.
-fn choose() -> Option<Handle> {
+fn choose() -> Option<Library> {
     let mut opened = LIBRARIES.into_iter().filter_map(|(library, flag)| open(library, flag));
     let first = opened.next()?;
     std::iter::once(first).chain(opened).find(|&library| !is_stub(library)).or(Some(first))
@@ -52,22 +52,22 @@ fn choose() -> Option<Handle> {
 
 /// Returns whether this library is a toolkit's stub for linking. Unlike a stub, a driver reports its version even before it is
 /// started.
-fn is_stub(library: Handle) -> bool {
+fn is_stub(library: Library) -> bool {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
     let Some(found) = symbol_of(library, c"cuDriverGetVersion") else { return true };
     // SAFETY: the driver exports this name with this argument, and so do its stubs.
-    let get_version = unsafe { mem::transmute::<Handle, GetVersion>(found) };
+    let get_version = unsafe { mem::transmute::<NonNull<c_void>, GetVersion>(found) };
     let mut version = 0;
     // SAFETY: a valid out-pointer; the call starts nothing.
     unsafe { get_version(&raw mut version) != 0 }
 }
 
-fn open(library: &CStr, flag: c_int) -> Option<Handle> {
+fn open(library: &CStr, flag: c_int) -> Option<Library> {
     // SAFETY: loading the driver runs its initializers, as the first CUDA call of any program does.
     NonNull::new(unsafe { libc::dlopen(library.as_ptr(), flag | libc::RTLD_LAZY | libc::RTLD_LOCAL) })
 }
 
-fn symbol_of(library: Handle, name: &CStr) -> Option<Handle> {
+fn symbol_of(library: Library, name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: a handle that is never closed, and a name that ends in 0.
     NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
 }

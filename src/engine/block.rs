@@ -167,7 +167,7 @@ impl<P> Block<P> {
     /// Returns whether the shard at `shard` may keep the block by the fast path (block-I3).
     #[inline(always)]
     pub(super) fn is_open_to<S>(&self, shard: *const S) -> bool {
-        self.0.is_of(shard)
+        self.0.is_open_to(shard)
     }
 
     /// Makes this unused block a fast-path block in fork generation `generation`.

@@ -36,15 +36,15 @@ pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// The errors of [`is_complete`](Fence::is_complete).
     fn wait(&self) -> Result<()>;
 
-    /// Returns whether the copy has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls
+    /// Returns whether the work has completed, if a load can tell; `None` if only [`is_complete`](Fence::is_complete) can. Calls
     /// nothing and takes no lock. `Some(true)` promises what `Ok(true)` of `is_complete` promises.
     #[doc(hidden)]
     fn is_complete_by_load(&self) -> Option<bool> {
         None
     }
 
-    /// The stream's identity, which no other stream ever has; `None` if it is unknown. Must not wait: may be called under a lock.
-    /// Statistics and log lines show its number.
+    /// Returns the stream's identity, which no other stream ever has; `None` if it is unknown. Must not wait: may be called under
+    /// a lock. Statistics and log lines show its number.
     fn stream_id(&self) -> Option<StreamId> {
         None
     }
@@ -195,8 +195,8 @@ impl CopyFences {
 
     fn read_on(&mut self, stream: StreamId) -> Option<&mut SharedFence> {
         let accesses = self.0.get_mut()?.get_mut();
-        let is_read = |each: &&mut Access| each.kind == AccessKind::Read && each.is_on(Some(stream));
-        accesses.iter_mut().find(is_read).map(|each| &mut each.fence)
+        let is_read = |access: &&mut Access| access.kind == AccessKind::Read && access.is_on(Some(stream));
+        accesses.iter_mut().find(is_read).map(|access| &mut access.fence)
     }
 
     /// Records a copy into the buffer.
@@ -214,7 +214,7 @@ impl CopyFences {
     pub(crate) fn forget_unfenced(&mut self, id: WorkId) {
         if let Some(accesses) = self.0.get_mut() {
             let forgotten = [id, (id.0, 0, Some(thread::current().id()))].map(AccessKind::Unfenced);
-            accesses.get_mut().retain(|each| !forgotten.contains(&each.kind));
+            accesses.get_mut().retain(|access| !forgotten.contains(&access.kind));
         }
     }
 
@@ -226,7 +226,7 @@ impl CopyFences {
 
     /// Forgets completed copies, so that the list of a buffer that is copied repeatedly stays short. Failed copies stay.
     pub(crate) fn forget_completed(&mut self) {
-        let is_pending = |each: &Access| each.fence.is_complete_by_load() == Some(false);
+        let is_pending = |access: &Access| access.fence.is_complete_by_load() == Some(false);
         if !self.0.get_mut().is_some_and(|accesses| accesses.get_mut().iter().all(is_pending)) {
             let _failures_stay = self.remove_completed();
         }
@@ -236,16 +236,16 @@ impl CopyFences {
     pub(crate) fn remove_completed(&mut self) -> Result<bool> {
         let Some(accesses) = self.0.get_mut().map(|accesses| accesses.get_mut()) else { return Ok(true) };
         let mut first_failure = None;
-        let completed = accesses.extract_if(.., |each| {
-            if each.kind == AccessKind::Lent {
-                each.kind = AccessKind::Returned;
+        let completed = accesses.extract_if(.., |access| {
+            if access.kind == AccessKind::Lent {
+                access.kind = AccessKind::Returned;
             }
-            is_complete(&each.fence).unwrap_or_else(|error| {
+            is_complete(&access.fence).unwrap_or_else(|error| {
                 first_failure.get_or_insert(error);
                 false
             })
         });
-        completed.for_each(|each| discard(each.fence));
+        completed.for_each(|access| discard(access.fence));
         first_failure.map_or(Ok(accesses.is_empty()), Err)
     }
 
@@ -265,28 +265,28 @@ impl CopyFences {
     /// all copies if `stream` is unknown. Fails if such a copy failed, because the bytes are then unknown and may still be
     /// written to. A failure of a copy that only reads the buffer does not prevent reading its bytes.
     pub(crate) fn wait_for_writes(&self, stream: Option<StreamId>) -> Result<()> {
-        self.wait_for(|each| each.is_write() && !each.is_on(stream))
+        self.wait_for(|access| access.is_write() && !access.is_on(stream))
     }
 
     /// Returns whether all copies into the buffer have completed. Fails under the same condition.
     pub(crate) fn are_writes_complete(&self) -> Result<bool> {
-        let writes = self.copied(Access::is_write);
-        writes.iter().try_fold(true, |all, each| Ok(is_complete(&each.fence)? && all))
+        let writes = self.cloned_accesses(Access::is_write);
+        writes.iter().try_fold(true, |all, access| Ok(is_complete(&access.fence)? && all))
     }
 
     /// Waits for every copy that is not on `stream`. Fails if such a copy failed.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn wait_for_others(&mut self, stream: Option<StreamId>) -> Result<()> {
         let _failures_stay = self.remove_completed();
-        self.wait_for(|each| !each.is_on(stream))
+        self.wait_for(|access| !access.is_on(stream))
     }
 
     #[cold]
-    fn wait_for(&self, concern: impl Fn(&Access) -> bool) -> Result<()> {
+    fn wait_for(&self, is_relevant: impl Fn(&Access) -> bool) -> Result<()> {
         let mut outcome = Ok(());
         // Waits for every copy, even after another copy failed.
-        for each in self.copied(concern) {
-            let waited = each.fence.wait();
+        for access in self.cloned_accesses(is_relevant) {
+            let waited = access.fence.wait();
             if outcome.is_ok() {
                 outcome = waited;
             }
@@ -294,11 +294,11 @@ impl CopyFences {
         outcome
     }
 
-    /// Returns a copy of the accesses that `concern` the caller: a wait under the lock of the list would delay other threads
-    /// that check the buffer.
-    fn copied(&self, concern: impl Fn(&Access) -> bool) -> Vec<Access> {
+    /// Clones the accesses that are relevant to the caller: a wait under the lock of the list would delay other threads that
+    /// check the buffer.
+    fn cloned_accesses(&self, is_relevant: impl Fn(&Access) -> bool) -> Vec<Access> {
         let accesses = self.0.get().map(|accesses| accesses.lock());
-        accesses.iter().flat_map(|accesses| accesses.iter()).filter(|each| concern(each)).cloned().collect()
+        accesses.iter().flat_map(|accesses| accesses.iter()).filter(|access| is_relevant(access)).cloned().collect()
     }
 
     /// Returns whether no copy was ever recorded, or all recorded copies were found to have completed. Takes no lock.
@@ -310,7 +310,7 @@ impl CopyFences {
     /// Removes and returns the fences of copies that may still be running.
     pub(crate) fn take(&mut self) -> Fences {
         let Some(accesses) = self.0.take() else { return Fences::new() };
-        accesses.into_inner().into_iter().map(|each| each.fence).collect()
+        accesses.into_inner().into_iter().map(|access| access.fence).collect()
     }
 }
 

@@ -80,7 +80,7 @@ impl PoolBuilder {
     ///
     /// [`Error::is_setting`](crate::Error::is_setting), as for [`build`](Self::build).
     #[doc(hidden)]
-    pub fn config(&self) -> Result<Config> {
+    pub fn unstable_config(&self) -> Result<Config> {
         let report = self.examine();
         Error::first_of(report.errors).map_or(Ok(report.config), Err)
     }
@@ -94,7 +94,7 @@ impl PoolBuilder {
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
         report.errors.splice(0..0, errors);
         let in_code = report.variables.iter().filter(|set| set.origin == "builder").map(|set| set.name);
-        report.config.extra.set_in_code = in_code.collect::<Vec<_>>().join(" ");
+        report.config.extra.set_in_code = in_code.collect();
         // A pool that pins without a driver does not search for a driver: a child that another thread forks during the search
         // could inherit a locked dynamic linker.
         if report.config.backend.may_use_gpu() && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
@@ -245,9 +245,9 @@ macro_rules! setters {
         /// The settings. A value that code sets overrides the variable.
         impl PoolBuilder {
             $($(
-                #[doc = $doc] $(#[doc = $in_code])?
+                #[doc = concat!("Sets `", $variable, "`.", $doc)] $(#[doc = $in_code])?
                 ///
-                #[doc = concat!("The variable `", $variable, "` takes the values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
+                #[doc = concat!("The variable takes the values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some($($wrap)?(value.into()));
                     self

@@ -35,7 +35,8 @@ pub use user_memory::UserMemory;
 ///
 /// The memory is released when both the last clone and the last buffer are dropped. Whichever drop comes later waits for the
 /// copies in flight; a call that consumes the last buffer, such as [`copy_to`](crate::PinnedBuf::copy_to), counts as its drop.
-/// After 30 s, it stops waiting once a second passes without a completed copy. Memory then in flight is never freed.
+/// After 30 s it keeps waiting only as long as at least one copy completes in every second. Memory then in flight is never
+/// freed.
 ///
 /// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone always waits, and if
 /// it stops waiting, frees nothing. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
@@ -63,7 +64,7 @@ pub struct Pool {
 /// Prints the name, backend, preset and initial limit. [`Pool::stats`] has the present limit and the other values.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let config = self.config();
+        let config = self.unstable_config();
         let core = self.handle.existing_core();
         f.debug_struct("Pool")
             .field("name", &self.name())
@@ -224,7 +225,7 @@ impl Pool {
     }
 
     fn longest_wait(&self, request: Request) -> Duration {
-        request.timeout.unwrap_or_else(|| self.config().longest_wait())
+        request.timeout.unwrap_or_else(|| self.unstable_config().longest_wait())
     }
 
     /// Checks that the pool is open, and returns `request` with its size class, partition and tag; `None` for zero bytes.
@@ -363,9 +364,11 @@ impl Pool {
 
 /// The preset `tensorflow`.
 impl Pool {
-    /// Does what `Clear` of TensorFlow's `PoolAllocator` does: returns all idle memory except reserves to the system, and
-    /// restarts the counters of requests, returns and evictions from which auto-resize computes its rates. The limit on idle
-    /// buffers, buffers in use and copies in flight do not change. Other programs use `trim(0)`.
+    /// Does what `Clear` of TensorFlow's `PoolAllocator` does, for programs that replace it. Other programs call
+    /// [`trim(0)`](Self::trim).
+    ///
+    /// Returns all idle memory except reserves to the system, and restarts the counters of requests, returns and evictions from
+    /// which auto-resize computes its rates. The limit on idle buffers, buffers in use and copies in flight do not change.
     pub fn clear(&self) {
         self.unless_forked(PoolCore::clear);
     }

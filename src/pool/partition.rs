@@ -10,7 +10,7 @@ use crate::engine::PartitionCore;
 use crate::error::Result;
 use crate::stats::Stats;
 
-/// A part of a pool with its own limit and wait queue ([`Pool::partition`]). Cheap to clone; keeps its pool alive.
+/// A part of a pool with its own limit and wait queue ([`Pool::open_partition`]). Cheap to clone; keeps its pool alive.
 ///
 /// Requests for which the partition has no room wait in the partition's queue and delay no other user of the pool. Once they fit
 /// within its limit, they become requests of the pool, and wait in the pool's queue. Buffers are tagged with the name of the
@@ -19,7 +19,7 @@ use crate::stats::Stats;
 ///
 /// ```
 /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(64 << 20).build()?;
-/// let eval = pool.partition("eval", 8 << 20)?;
+/// let eval = pool.open_partition("eval", 8 << 20)?;
 /// let batch = eval.get(1 << 20)?;
 /// assert_eq!(eval.stats().memory.in_use_bytes, 1 << 20);
 /// # drop(batch);
@@ -39,16 +39,16 @@ impl fmt::Debug for Partition {
 }
 
 impl Pool {
-    /// Creates a part of this pool with its own limit and wait queue. Use it for a second purpose, such as evaluation during
+    /// Opens a part of this pool with its own limit and wait queue. Use it for a second purpose, such as evaluation during
     /// training, that must not take the memory of the first. `name` is the tag of the partition's buffers. If `max_bytes` exceeds
     /// the limit of the pool, or is [`Limit::Unlimited`] or [`Limit::Auto`], the pool's limit applies. Each call
-    /// creates a new partition. Partitions with the same name have separate limits and statistics; [`dump`](Self::dump)
+    /// opens a new partition. Partitions with the same name have separate limits and statistics; [`dump`](Self::dump)
     /// counts their buffers together.
     ///
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
-    pub fn partition(&self, name: &str, max_bytes: impl Into<Limit>) -> Result<Partition> {
+    pub fn open_partition(&self, name: &str, max_bytes: impl Into<Limit>) -> Result<Partition> {
         self.check_open()?;
         let core = self.core().partition(name, max_bytes.into().bytes());
         Ok(Partition { requests: self.scoped(Some(core.clone()), self.core().tag(name)), core })

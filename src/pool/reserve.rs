@@ -6,20 +6,23 @@ use super::Pool;
 use crate::error::{ErrorKind, Result};
 
 impl Pool {
-    /// Pins `bytes` more by the backend's fastest method, and keeps them pinned until the pool ends. If an earlier reserve was
-    /// abandoned, its missing bytes are pinned first. Only memory that was pinned in the background may be released earlier, by a
-    /// [lower limit](Self::set_max_bytes). Logs its progress. Calls the driver or the kernel, so it may take seconds.
+    /// Pins `bytes` more by the backend's fastest method, and keeps them pinned until the pool ends. The bytes that an abandoned
+    /// background reserve lacks count towards `bytes`: `reserve(missing)` only tries those again. Only memory that was pinned in
+    /// the background may be released earlier, by a [lower limit](Self::set_max_bytes). Logs its progress. Calls the driver or
+    /// the kernel, so it may take seconds.
     ///
     /// `register` and usually `vmm` pin slices of at most 128 MiB (`PINPOOL_HUGETLB=1GiB`: 1 GiB), and no buffer of the reserve is
     /// longer than its slice. If the driver refuses further slices, the call succeeds with a shorter reserve and a warning;
     /// [`MemoryStats::reserve_bytes`](crate::stats::MemoryStats::reserve_bytes) has its length.
     ///
     /// With `PINPOOL_RESERVE_WAIT=0` the call returns after about 8 MiB, and the maintenance thread pins the rest in steps of
-    /// about 8 MiB. On `register` and `cuda` a step has 64 MiB while no copy is in flight, and no buffer of the reserve is longer
-    /// than its step. The memory that requests pin meanwhile becomes part of the reserve. If the limit has no room for the next
-    /// step, the reserve pauses. If the driver or the kernel refuses a step, the rest is abandoned with a warning; call `reserve`
-    /// again once the cause is fixed. [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the
-    /// progress, and [`wait_for_reserve`](Self::wait_for_reserve) waits for completion.
+    /// about 8 MiB. On `register` and `cuda` a step is 64 MiB long while no copy is in flight, and no buffer of the reserve is
+    /// longer than its step. If another reserve is in progress or was abandoned, the call pins nothing itself and returns;
+    /// `wait_for_reserve` then returns a refusal. The memory that requests pin meanwhile becomes part of the reserve. If the
+    /// limit has no room for the next step, the reserve pauses. If the driver or the kernel refuses a step, the rest is
+    /// abandoned with a warning; call `reserve` again once the cause is fixed.
+    /// [`MemoryStats::reserve_fraction`](crate::stats::MemoryStats::reserve_fraction) shows the progress, and
+    /// [`wait_for_reserve`](Self::wait_for_reserve) waits for completion.
     ///
     /// # Errors
     ///

@@ -138,7 +138,8 @@ impl PoolStart {
         let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
         let pinned = source.pinned_by().map_or("no", PinnedBy::name);
-        let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, &*config.extra.set_in_code)];
+        let set_in_code = config.extra.set_in_code.join(" ");
+        let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, &*set_in_code)];
         let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
         let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let variables = self.settings.variables.iter().map(|set| (set.name.to_owned(), config.value_of(set.name)));

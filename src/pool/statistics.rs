@@ -16,8 +16,8 @@ impl Pool {
     }
 
     /// Returns the main cause of lost time in the windows of the last five minutes (or in the last window, if it is older), and a
-    /// recommendation. A window has 10 s or more, and mostly at least 20 requests. Until the first window has ended, the result
-    /// is the cause in the time so far.
+    /// recommendation. A window lasts at least 10 s, and usually covers at least 20 requests. Until the first window has ended,
+    /// the result is the cause in the time so far.
     ///
     /// The maintenance thread or [`maintain`](Pool::maintain) evaluates windows and logs changes of the diagnosis.
     pub fn diagnose(&self) -> Diagnosis {
@@ -44,7 +44,7 @@ impl Pool {
         self.core().class_stats()
     }
 
-    /// Returns the [`stats`](Pool::stats) of each live [partition](Pool::partition), in order of creation.
+    /// Returns the [`stats`](Pool::stats) of each live [partition](Pool::open_partition), in order of creation.
     pub fn partition_stats(&self) -> Vec<Stats> {
         self.core().existing_partitions().iter().map(|partition| partition.stats()).collect()
     }
@@ -56,7 +56,7 @@ impl Pool {
 
     /// Returns the settings in effect, with variables and defaults resolved.
     #[doc(hidden)]
-    pub fn config(&self) -> &Config {
+    pub fn unstable_config(&self) -> &Config {
         self.handle.existing_core().map_or(&self.handle.start.settings.config, |core| core.config())
     }
 }

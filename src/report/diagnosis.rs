@@ -40,9 +40,9 @@ pub struct SuggestedSetting {
 }
 
 impl From<WindowDiagnosis> for Diagnosis {
-    fn from(of: WindowDiagnosis) -> Self {
-        let text = of.lines().join("\n");
-        let WindowDiagnosis { cause, is_alarm, found, remedy, setting, lost, .. } = of;
+    fn from(window: WindowDiagnosis) -> Self {
+        let text = window.lines().join("\n");
+        let WindowDiagnosis { cause, is_alarm, found, remedy, setting, lost, .. } = window;
         let setting = setting.map(|(variable, value)| SuggestedSetting { variable, value: value.to_string() });
         let (lost, observed) = (Duration::from_nanos(lost.total_ns()), Duration::from_micros(lost.window_us));
         Self { cause, is_alarm, found, remedy, setting, lost, observed, text }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::stats::{MemoryStats, Stats};
 
-pub(crate) use pinpool_observe::diagnosis::shortage::{Refused, RefusedBy};
+pub(crate) use pinpool_observe::diagnosis::shortage::{ExplainedRefusal, RefusedBy};
 use pinpool_observe::diagnosis::shortage::{Shortage, likely_cause};
 use pinpool_observe::diagnosis::{AGED, LikelyCause, Snapshot, TagUse, WindowDiagnosis};
 use pinpool_os::call_stack::CallStack;
@@ -40,7 +40,7 @@ pub struct Holder {
     /// Requested bytes of these buffers; 0 if untagged.
     pub requested_bytes: u64,
     /// Time since the oldest of these buffers was requested, to about a second; `None` if untagged.
-    pub oldest: Option<Duration>,
+    pub oldest_age: Option<Duration>,
     /// Buffers that are older than a minute.
     pub(crate) aged: u64,
 }
@@ -56,7 +56,7 @@ pub(crate) struct HeldBuffer {
 
 impl Holder {
     pub(crate) fn new(tag: &str) -> Self {
-        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, requested_bytes: 0, oldest: None, aged: 0 }
+        Self { tag: tag.to_owned(), buffers: 0, bytes: 0, requested_bytes: 0, oldest_age: None, aged: 0 }
     }
 
     /// Returns the holder of the buffers without a tag, if there are any.
@@ -65,8 +65,8 @@ impl Holder {
     }
 
     pub(crate) fn tag_use(&self) -> TagUse {
-        let Self { tag, buffers, bytes, oldest, aged, .. } = self.clone();
-        TagUse { tag, buffers, bytes, oldest, aged, place: None }
+        let Self { tag, buffers, bytes, oldest_age, aged, .. } = self.clone();
+        TagUse { tag, buffers, bytes, oldest_age, aged, place: None }
     }
 
     pub(crate) fn add(&mut self, requested_bytes: u64, held_bytes: u64, age_us: u64) {
@@ -74,7 +74,7 @@ impl Holder {
         self.bytes += held_bytes;
         self.requested_bytes += requested_bytes;
         let age = Duration::from_micros(age_us);
-        self.oldest = self.oldest.max(Some(age));
+        self.oldest_age = self.oldest_age.max(Some(age));
         self.aged += u64::from(age >= AGED);
     }
 }
@@ -135,7 +135,7 @@ pub(crate) struct FailedRequest {
     pub(crate) requested_bytes: u64,
     pub(crate) tag: Option<String>,
     pub(crate) is_reserve: bool,
-    pub(crate) refused: Refused,
+    pub(crate) refused: ExplainedRefusal,
 }
 
 /// A snapshot of a pool's memory and its holders, from [`Pool::dump`](crate::Pool::dump).
@@ -196,11 +196,11 @@ impl fmt::Display for Dump {
         let Stats { backend, preset, memory, limits, .. } = &self.stats;
         write!(f, "usage on {}, backend {backend} ({preset}):", self.device)?;
         let (listed, rest) = self.holders.split_at(self.holders.len().min(LISTED));
-        for Holder { tag, buffers, bytes, oldest, .. } in listed {
+        for Holder { tag, buffers, bytes, oldest_age, .. } in listed {
             let noun = if *buffers == 1 { "buffer" } else { "buffers" };
             write!(f, "\n  {} {tag} ({buffers} {noun}", Size(*bytes))?;
-            if let Some(oldest) = oldest {
-                write!(f, ", the oldest {}", Time(*oldest))?;
+            if let Some(age) = oldest_age {
+                write!(f, ", the oldest {}", Time(*age))?;
             }
             f.write_str(")")?;
         }
@@ -210,8 +210,8 @@ impl fmt::Display for Dump {
         }
         let (usage, max) = (usage_text(&self.stats), limit_text(limits.max_bytes));
         write!(f, "\n{usage}; limit {max}, peak {}", Size(memory.peak_held_bytes))?;
-        if let Some(FailedRequest { refused: Refused { by: RefusedBy::Source { .. }, found, .. }, .. }) = &self.request
-        {
+        let refused = self.request.as_ref().map(|request| &request.refused);
+        if let Some(ExplainedRefusal { by: RefusedBy::Source { .. }, found, .. }) = refused {
             write!(f, "\ndriver: {found}")?;
         }
         if let Some(HostMemory { total_bytes, available_bytes, origin }) = &self.host {
@@ -232,19 +232,19 @@ mod tests {
             buffers,
             bytes: mib << 20,
             requested_bytes: mib << 20,
-            oldest: Some(Duration::from_secs(buffers)),
+            oldest_age: Some(Duration::from_secs(buffers)),
             aged: 0,
         }
     }
 
     #[test]
-    fn the_largest_owners_are_listed_and_the_others_are_summed() {
+    fn the_largest_holders_are_listed_and_the_others_are_summed() {
         let holders = (0..13).map(|n| holder(&format!("tag{n}"), n + 1, 100 - n)).collect();
         let mut stats = Stats { backend: "heap", ..Default::default() };
         (stats.memory.held_bytes, stats.memory.peak_held_bytes) = (1 << 30, 1 << 30);
         (stats.memory.in_use_bytes, stats.limits.max_bytes) = (1 << 30, Some(1 << 30));
         let (by, found) = (RefusedBy::Limit { could_fit: true }, "the pool limit is reached".to_owned());
-        let refused = Refused { by, needed_bytes: 8192, found, remedy: String::new() };
+        let refused = ExplainedRefusal { by, needed_bytes: 8192, found, remedy: String::new() };
         let tag = Some("tag3".to_owned());
         let dump = Dump {
             device: "host".to_owned(),

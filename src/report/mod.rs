@@ -16,7 +16,7 @@ mod log;
 
 pub use diagnosis::{Cause, Diagnosis, SuggestedSetting};
 pub use dump::{Dump, Holder};
-pub(crate) use dump::{FailedRequest, HeldBuffer, Refused, RefusedBy, held_now, usage_text};
+pub(crate) use dump::{ExplainedRefusal, FailedRequest, HeldBuffer, RefusedBy, held_now, usage_text};
 pub use finding::{Finding, Severity};
 #[cfg(all(test, not(pinpool_loom)))]
 pub(crate) use log::captured;

@@ -25,9 +25,9 @@ use crate::error::{Error, ErrorKind};
 use pinpool_os::host::PAGE_BYTES;
 
 /// The longest buffer, in bytes: the longest Rust slice.
-pub(crate) const MAX_LEN: usize = isize::MAX as usize;
+pub(crate) const LEN_MAX: usize = isize::MAX as usize;
 /// The largest alignment, in bytes: 1 GiB, the largest page of x86-64 and of AArch64 with 4 KiB pages.
-pub(crate) const MAX_ALIGN: usize = 1 << 30;
+pub(crate) const ALIGN_MAX: usize = 1 << 30;
 /// The alignment of a plain [`Pool::get`](crate::Pool::get) for the choice of its class, to which it adds nothing. All memory is
 /// page-aligned.
 pub(crate) const UNSPECIFIED_ALIGN: usize = 4;
@@ -87,15 +87,15 @@ impl Rounding {
     #[inline]
     pub(crate) fn class(self, len: usize, align: usize) -> Result<Class, Error> {
         // A plain request of this length cannot fail, and needs no bytes for its alignment.
-        if self == Self::Eighths && align == UNSPECIFIED_ALIGN && len <= MAX_LEN / 2 {
+        if self == Self::Eighths && align == UNSPECIFIED_ALIGN && len <= LEN_MAX / 2 {
             return Ok(eighths(len));
         }
         self.class_of_any(len, align)
     }
 
     fn class_of_any(self, len: usize, align: usize) -> Result<Class, Error> {
-        if !align.is_power_of_two() || align > MAX_ALIGN {
-            return Err(ErrorKind::Alignment { len, align, max_align: MAX_ALIGN }.into());
+        if !align.is_power_of_two() || align > ALIGN_MAX {
+            return Err(ErrorKind::Alignment { len, align, max_align: ALIGN_MAX }.into());
         }
         let extra_bytes = match self {
             Self::Eighths => align.saturating_sub(PAGE_BYTES),
@@ -106,21 +106,21 @@ impl Rounding {
             .and_then(|sum| match self {
                 Self::Exact => Some(Class { bytes: sum, index: 0 }),
                 Self::Pow2 => sum.checked_next_power_of_two().map(|bytes| Class { bytes, index: 0 }),
-                Self::Eighths => (sum <= MAX_LEN).then(|| eighths(sum)),
+                Self::Eighths => (sum <= LEN_MAX).then(|| eighths(sum)),
             })
-            .filter(|class| class.bytes <= MAX_LEN)
-            .ok_or_else(|| ErrorKind::Length { len, max_len: MAX_LEN }.into())
+            .filter(|class| class.bytes <= LEN_MAX)
+            .ok_or_else(|| ErrorKind::Length { len, max_len: LEN_MAX }.into())
     }
 }
 
 /// Returns the index of the class of a plain request for `len` bytes under [`Rounding::Eighths`]. The index is below
-/// [`EIGHTHS_CLASSES`] for every `len`. For 0 and for lengths over [`MAX_LEN`] it is the index of a class without buffers.
+/// [`EIGHTHS_CLASSES`] for every `len`. For 0 and for lengths over [`LEN_MAX`] it is the index of a class without buffers.
 #[inline(always)]
 pub(crate) fn plain_eighths_index(len: usize) -> u32 {
     step(len.wrapping_sub(1)).1
 }
 
-/// Returns the class of `bytes`, which must be at most [`MAX_LEN`].
+/// Returns the class of `bytes`, which must be at most [`LEN_MAX`].
 #[inline]
 fn eighths(bytes: usize) -> Class {
     let last = bytes.saturating_sub(1);
@@ -185,13 +185,13 @@ mod tests {
     #[test]
     fn impossible_requests_are_errors() {
         for rounding in ROUNDINGS {
-            for len in [usize::MAX, usize::MAX - 15, MAX_LEN, MAX_LEN - 15, MAX_LEN + 1] {
+            for len in [usize::MAX, usize::MAX - 15, LEN_MAX, LEN_MAX - 15, LEN_MAX + 1] {
                 assert!(rounding.class_bytes(len, 4).unwrap_err().is_invalid_request(), "{rounding:?} {len}");
             }
-            for align in [0, 3, 24, MAX_ALIGN * 2, usize::MAX] {
+            for align in [0, 3, 24, ALIGN_MAX * 2, usize::MAX] {
                 assert!(rounding.class_bytes(1, align).unwrap_err().is_invalid_request(), "{rounding:?} align {align}");
             }
         }
-        assert!(Rounding::Pow2.class_bytes(MAX_LEN / 2 + 2, 4).unwrap_err().is_invalid_request());
+        assert!(Rounding::Pow2.class_bytes(LEN_MAX / 2 + 2, 4).unwrap_err().is_invalid_request());
     }
 }

@@ -49,7 +49,7 @@ macro_rules! group {
 ///
 /// | `torch.cuda.host_memory_stats()` | here |
 /// | --- | --- |
-/// | `allocations.current` | `memory.buffers + memory.quarantined - memory.pageable_buffers - requests.adopted` |
+/// | `allocations.current` | `memory.buffers + memory.quarantined - memory.pageable - requests.adopted` |
 /// | `allocations.allocated`, `.freed` | `requests.misses - requests.pageable`, `memory.evictions.total()` |
 /// | `allocated_bytes.current`, `.peak` | `memory.held_bytes`, `memory.peak_held_bytes` |
 /// | `allocated_bytes.allocated`, `.freed` | `memory.pin.bytes`, `memory.unpin.bytes` |
@@ -63,7 +63,7 @@ macro_rules! group {
 ///
 /// # Partitions
 ///
-/// A [partition](crate::Pool::partition) counts its own requests, waits and limit. Its `memory.in_use_bytes`,
+/// A [partition](crate::Pool::open_partition) counts its own requests, waits and limit. Its `memory.in_use_bytes`,
 /// `memory.held_bytes` and `memory.peak_held_bytes` are the bytes claimed by its buffers and by its requests that wait for
 /// memory of the pool. All other statistics are 0, and no sum has to hold. The pool's statistics include its partitions, except
 /// waits at the limit of a partition.
@@ -75,7 +75,7 @@ pub struct Stats {
     pub name: Option<String>,
     /// Number of the pool or partition, unique within the process.
     pub number: u64,
-    /// True for a [partition](crate::Pool::partition).
+    /// True for a [partition](crate::Pool::open_partition).
     pub is_partition: bool,
     /// The preset, `PINPOOL_PRESET`.
     pub preset: Preset,
@@ -96,7 +96,7 @@ pub struct Stats {
 impl Stats {
     /// Returns each statistic with its path (`memory.pin.count`), in the order of the list.
     #[doc(hidden)]
-    pub fn list(&self) -> Vec<Statistic> {
+    pub fn unstable_list(&self) -> Vec<Statistic> {
         let Self { requests, memory, copies, limits, .. } = self;
         let groups: [(&str, &dyn ToStatistics); 4] =
             [("requests", requests), ("memory", memory), ("copies", copies), ("limits", limits)];
@@ -176,7 +176,7 @@ group! {
     /// Highest number of bytes held.
     peak_held_bytes: u64 = Gauge,
     /// Unpinned buffers (`PINPOOL_ON_FULL=pageable`), quarantined ones included.
-    pageable_buffers: u64 = Gauge,
+    pageable: u64 = Gauge,
     /// Bytes of the pageable buffers.
     pageable_bytes: u64 = Gauge,
     /// Bytes that users pinned under this pool's limit ([`Pool::pin`](crate::Pool::pin)), not held by the pool.
@@ -235,7 +235,7 @@ group! {
     /// Checks that raised the limit on idle buffers.
     raises: u64 = Counter,
     /// Times that the limit on idle buffers was lowered.
-    lowers: u64 = Counter,
+    reductions: u64 = Counter,
     /// The limit shared by the processes of this host, if the pool takes part in one (`PINPOOL_LEDGER`).
     shared: Option<SharedLimitStats> = Group,
 }
@@ -300,7 +300,7 @@ group! {
     /// Buffers idle for too long.
     expired: u64 = Counter,
     /// Buffers evicted for another reason: `trim`, `clear`, `close`, a lowered limit on idle buffers, or while sizes vary.
-    released: u64 = Counter,
+    other: u64 = Counter,
 }
 
 impl ToStatistics for Option<SharedLimitStats> {
@@ -312,7 +312,7 @@ impl ToStatistics for Option<SharedLimitStats> {
 impl EvictionReasons {
     /// Returns the sum of all reasons.
     pub fn total(&self) -> u64 {
-        self.over_limit + self.reclaimed + self.expired + self.released
+        self.over_limit + self.reclaimed + self.expired + self.other
     }
 }
 

@@ -17,7 +17,7 @@ impl EvictionReasons {
             EvictionReason::OverLimit => self.over_limit += 1,
             EvictionReason::Reclaimed => self.reclaimed += 1,
             EvictionReason::Expired => self.expired += 1,
-            EvictionReason::Other => self.released += 1,
+            EvictionReason::Other => self.other += 1,
         }
     }
 }

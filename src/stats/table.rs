@@ -12,10 +12,10 @@ impl fmt::Display for Stats {
         let pinned = self.pinned_by.map_or("not pinned".to_owned(), |by| format!("pinned by the {}", by.name()));
         let percent = 100.0 * self.requests.hit_rate();
         write!(f, "pool{name}: {} on {}, {pinned}, {percent:.1}% hits", self.preset, self.backend)?;
-        let list = self.list();
+        let list = self.unstable_list();
         let mut group = "";
         for Statistic { path, unit, value, .. } in &list {
-            let (of, name) = path.split_once('.').unwrap_or(("", path));
+            let (group_name, name) = path.split_once('.').unwrap_or(("", path));
             let text = match value {
                 Value::None | Value::Count(0) | Value::Times(_) => continue,
                 Value::Count(bytes) if *unit == Unit::Bytes => Size(*bytes).to_string(),
@@ -23,8 +23,8 @@ impl fmt::Display for Stats {
                 Value::Text(text) => text.clone(),
                 Value::Time(time) => Time(*time).to_string(),
             };
-            if of != group {
-                group = of;
+            if group_name != group {
+                group = group_name;
                 write!(f, "\n{group}:")?;
             }
             write!(f, " {name}={text}")?;

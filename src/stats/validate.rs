@@ -10,18 +10,18 @@ impl Stats {
     ///
     /// The name of the first sum that does not hold, with its two sides and all statistics.
     #[doc(hidden)]
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn unstable_validate(&self) -> Result<(), String> {
         if self.is_partition {
             return Ok(());
         }
         let Self { requests, memory, copies, limits, .. } = self;
-        let MemoryStats { buffers, idle, quarantined, pageable_buffers, evictions, .. } = memory;
+        let MemoryStats { buffers, idle, quarantined, pageable, evictions, .. } = memory;
         let reasons = requests.miss_reasons;
         let out = memory.in_use + copies.in_flight;
         let out_bytes = memory.in_use_bytes + copies.in_flight_bytes;
         let other_bytes = memory.free_bytes + memory.transit_bytes + memory.overhead_bytes;
         let bytes = out_bytes + memory.idle_bytes + memory.quarantined_bytes + other_bytes;
-        let made = requests.misses + pageable_buffers + requests.adopted;
+        let made = requests.misses + pageable + requests.adopted;
         let equal = [
             ("served", requests.served, requests.hits + requests.misses),
             ("misses", requests.misses, reasons.first_of_size + reasons.evicted_earlier + reasons.all_in_use),

@@ -37,7 +37,7 @@ pub(crate) fn stats_when(pool: &impl HasStats, is_expected: impl Fn(&Stats) -> b
     let begun = Instant::now();
     loop {
         let stats = pool.stats();
-        let sums = stats.validate();
+        let sums = stats.unstable_validate();
         if sums.is_ok() && is_expected(&stats) {
             return stats;
         }

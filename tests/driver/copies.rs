@@ -103,10 +103,8 @@ fn writes_fail_if_the_wait_for_an_earlier_copy_is_refused() {
     assert!(buf.wait_slice_mut().unwrap_err().is_device_failed());
     refused();
     let panic = panic_of(|| other.memcpy_dtoh(&source, &mut buf).unwrap());
-    assert!(
-        panic.starts_with("cannot track this copy of cudarc: device failure: cuEventSynchronize failed"),
-        "{panic}"
-    );
+    let why = "cannot track this copy of cudarc: device failure: cuEventSynchronize failed";
+    assert!(panic.starts_with(why), "{panic}");
     refused();
     assert!(buf.copy_from(&other, &source).unwrap_err().error().is_device_failed());
     assert_eq!(pool.stats().copies.in_flight, 1);

@@ -195,7 +195,7 @@ fn old_drivers_use_vmm_on_unequal_numa_nodes_only_if_it_is_set() {
         let created = driver.calls("cuMemCreate");
         let Taken { backend, start, .. } = taken(auto().unstable_host_root(root.path()));
         assert_eq!((backend, driver.calls("cuMemCreate") - created), ("register", 0), "{start}");
-        assert!(start.contains(why) && start.contains("PINPOOL_BACKEND=vmm insists"), "{start}");
+        assert!(start.contains(why) && start.contains("set PINPOOL_BACKEND=vmm"), "{start}");
         assert_eq!(taken(builder(Backend::Vmm).unstable_host_root(root.path())).backend, "vmm");
         assert_eq!(taken(auto().unstable_host_root(machine(nodes, &[NEW]).path())).backend, "vmm", "{nodes:?}");
     }

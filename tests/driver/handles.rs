@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
 use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::copy::CopyStream;
 use pinpool::copy::cuda::{RawMemory, RawStream};
-use pinpool::{PinnedBuf, Pool};
+use pinpool::{Error, PinnedBuf, Pool};
 
 use crate::fixture::{begin_capture, end_capture, start, stream_and_memory, tensorflow};
 
@@ -20,7 +20,7 @@ type Record<'a> = &'a dyn Fn(&mut PinnedBuf) -> pinpool::Result<()>;
 
 fn record_handle(buf: &mut PinnedBuf, stream: &Arc<CudaStream>) -> pinpool::Result<()> {
     // SAFETY: the stream is alive.
-    unsafe { buf.record_raw_stream(stream.cu_stream().cast()) }
+    unsafe { buf.unstable_record_stream(stream.cu_stream().cast()) }
 }
 
 fn current() -> Option<cudarc::driver::sys::CUcontext> {
@@ -35,7 +35,7 @@ fn untracked(stream: &Arc<CudaStream>, buf: &PinnedBuf, memory: &mut cudarc::dri
 
 /// Drops `buf` while its work is held, and checks that the buffer is reused only after the work has completed.
 fn returns_only_after(pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream<'_>) {
-    let id = buf.id();
+    let id = buf.unstable_id();
     drop(buf);
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.idle), (1, 0));
@@ -44,7 +44,7 @@ fn returns_only_after(pool: &Pool, buf: PinnedBuf, gate: mock_driver::HeldStream
     result::ctx::synchronize().unwrap();
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0));
-    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id);
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.unstable_id()), id);
 }
 
 #[test]
@@ -99,12 +99,12 @@ fn a_buffer_is_reused_after_the_work_of_an_event_handle() {
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
     // SAFETY: the event is alive. It was never recorded, so it represents no work. Finding this out needs no
     // context.
-    unsafe { buf.record_raw_event(event.cu_event().cast()) }.unwrap();
+    unsafe { buf.unstable_record_event(event.cu_event().cast()) }.unwrap();
     context.bind_to_thread().unwrap();
     assert!(buf.try_slice_mut().unwrap().is_some(), "nothing is recorded");
     event.record(&stream).unwrap();
     // SAFETY: as above.
-    unsafe { buf.record_raw_event(event.cu_event().cast()) }.unwrap();
+    unsafe { buf.unstable_record_event(event.cu_event().cast()) }.unwrap();
     assert!(buf.try_slice_mut().unwrap().is_none());
     drop(event);
     returns_only_after(&pool, buf, gate);
@@ -115,17 +115,17 @@ fn memory_is_quarantined_if_its_fence_is_refused() {
     let (driver, context, pool) = start();
     let (stream, _memory) = stream_and_memory(&context, LEN);
     // SAFETY: the mock driver checks handles before it uses them.
-    let unknown: Record<'_> = &|buf| unsafe { buf.record_raw_stream(ptr::without_provenance_mut(0x1234_5670)) };
+    let unknown: Record<'_> = &|buf| unsafe { buf.unstable_record_stream(ptr::without_provenance_mut(0x1234_5670)) };
     let without_context: Record<'_> = &|buf| {
         // SAFETY: none is allowed.
         unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
         // SAFETY: refused.
-        let refused = unsafe { buf.record_raw_event(ptr::dangling_mut()) };
+        let refused = unsafe { buf.unstable_record_event(ptr::dangling_mut()) };
         context.bind_to_thread().unwrap();
         refused
     };
     // SAFETY: refused.
-    let no_event: Record<'_> = &|buf| unsafe { buf.record_raw_event(ptr::null_mut()) };
+    let no_event: Record<'_> = &|buf| unsafe { buf.unstable_record_event(ptr::null_mut()) };
     let capturing: Record<'_> = &|buf| {
         begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
         let refused = record_handle(buf, &stream);
@@ -153,7 +153,7 @@ fn memory_is_quarantined_if_its_fence_is_refused() {
         let error = record(&mut buf).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         // SAFETY: the default stream. Work on it is unrelated.
-        unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap();
+        unsafe { buf.unstable_record_stream(ptr::null_mut()) }.unwrap();
         assert!(buf.wait_slice_mut().unwrap_err().is_device_failed(), "{words}: who writes would overtake the work");
         drop(buf);
         pool.maintain();
@@ -177,11 +177,11 @@ fn only_handle_errors_are_reported_as_invalid_handles() {
         let mut buf = pool.get(LEN).unwrap();
         driver.fail_from(call, 1, code);
         // SAFETY: a default stream.
-        let of_stream = unsafe { buf.record_raw_stream(ptr::null_mut()) };
+        let of_stream = unsafe { buf.unstable_record_stream(ptr::null_mut()) };
         // SAFETY: a live event.
-        let of_event = unsafe { buf.record_raw_event(event.cu_event().cast()) };
+        let of_event = unsafe { buf.unstable_record_event(event.cu_event().cast()) };
         driver.reset_scripts();
-        [of_stream, of_event].map(Result::unwrap_err)
+        [of_stream, of_event].map(Result::err)
     };
     for (call, code, is_handle) in [
         ("cuDevicePrimaryCtxRetain", Code::OUT_OF_MEMORY, false),
@@ -189,15 +189,16 @@ fn only_handle_errors_are_reported_as_invalid_handles() {
         ("cuStreamGetCtx_v2", Code::INVALID_HANDLE, true),
         ("cuStreamGetCtx_v2", Code::CONTEXT_IS_DESTROYED, true),
     ] {
-        let kinds = errors(call, code).map(|error| (error.is_invalid_handle(), error.is_device_failed()));
-        assert_eq!(kinds, [(is_handle, !is_handle); 2], "{call}: {code:?}");
+        let kinds = |error: Option<Error>| error.map(|error| (error.is_invalid_handle(), error.is_device_failed()));
+        assert_eq!(errors(call, code).map(kinds), [Some((is_handle, !is_handle)); 2], "{call}: {code:?}");
     }
+    assert!(errors("cuEventQuery", Code::INVALID_HANDLE)[1].as_ref().unwrap().is_invalid_handle());
     // SAFETY: none is allowed.
     unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
-    let [of_stream, of_event] = errors("no call", Code::UNKNOWN);
+    let [of_stream, of_event] = errors("no call", Code::UNKNOWN).map(Option::unwrap);
     assert!(of_stream.is_invalid_handle() && of_event.is_invalid_handle());
     assert!(of_event.to_string().contains("no CUDA context is current"));
-    assert!(errors("cuEventQuery", Code::LAUNCH_FAILED)[1].is_device_failed());
+    assert!(errors("cuEventQuery", Code::LAUNCH_FAILED)[1].as_ref().unwrap().is_device_failed());
 }
 
 #[test]
@@ -208,7 +209,7 @@ fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
     let record = |buf: &mut PinnedBuf, handle: usize, context: &CudaContext| {
         context.bind_to_thread().unwrap();
         // SAFETY: default streams live as long as their contexts.
-        unsafe { buf.record_raw_stream(ptr::without_provenance_mut(handle)) }
+        unsafe { buf.unstable_record_stream(ptr::without_provenance_mut(handle)) }
     };
     for handle in [0, 1, 2] {
         let mut buf = pool.get(LEN).unwrap();
@@ -230,7 +231,7 @@ fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
         // SAFETY: none is allowed.
         unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
         // SAFETY: as above.
-        let refused = unsafe { buf.record_raw_stream(ptr::without_provenance_mut(handle)) }.unwrap_err();
+        let refused = unsafe { buf.unstable_record_stream(ptr::without_provenance_mut(handle)) }.unwrap_err();
         assert!(refused.is_invalid_handle(), "{handle}: no context is current");
         thread::scope(|scope| scope.spawn(|| record(&mut buf, handle, &context)).join().unwrap()).unwrap();
         assert!(
@@ -254,14 +255,14 @@ fn a_default_stream_during_a_capture_is_recorded_after_it() {
     let mut buf = pool.get(LEN).unwrap();
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     // SAFETY: the default stream.
-    let error = unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err();
+    let error = unsafe { buf.unstable_record_stream(ptr::null_mut()) }.unwrap_err();
     assert!(!error.is_capturing_stream() && error.to_string().contains("once that capture has ended"), "{error}");
     let released = pool.get(LEN).unwrap().release_after(&default).unwrap_err().into_buf().unwrap();
     drop(pool.get(LEN).unwrap().release_after(&default).unwrap_err());
     assert_eq!(pool.stats().memory.quarantined, 1, "a buffer that nobody takes out of the error");
     end_capture(&captured).unwrap();
     // SAFETY: as above.
-    unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap();
+    unsafe { buf.unstable_record_stream(ptr::null_mut()) }.unwrap();
     released.release_after(&default).unwrap();
     drop(buf);
     default.synchronize().unwrap();
@@ -333,10 +334,10 @@ fn a_default_stream_belongs_to_the_named_gpu() {
     // SAFETY: alive.
     let raw = unsafe { RawStream::new(stream.cu_stream().cast()) };
     begin_capture(&stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-    assert!(raw.is_capturing());
+    assert!(std::thread::scope(|scope| scope.spawn(|| raw.is_capturing()).join().unwrap()), "any thread may use it");
     assert!(raw.record_fence().unwrap_err().to_string().contains("capturing a graph"));
     end_capture(&stream).unwrap();
-    assert!(!raw.is_capturing());
+    assert!(!std::thread::spawn(move || raw.is_capturing()).join().unwrap());
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn the_default_stream_of_a_green_context_is_refused() {
     assert!(error.error().is_device_failed() && error.to_string().contains("green context"), "{error}");
     let mut buf = error.into_buf().expect("for another attempt");
     // SAFETY: as above.
-    assert!(unsafe { buf.record_raw_stream(ptr::null_mut()) }.unwrap_err().is_device_failed());
+    assert!(unsafe { buf.unstable_record_stream(ptr::null_mut()) }.unwrap_err().is_device_failed());
     // Given as torch does: on the primary context's stream, the fence would complete immediately.
     assert!(default.on_device(0).record_fence().unwrap_err().is_device_failed());
     drop(buf);

@@ -26,9 +26,7 @@ fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaS
 
 #[test]
 fn without_stream_writes_events_detect_completion() {
-    alone(|| {
-        copy_without_a_timeline(&MockDriver::load_without(&["cuStreamWriteValue32_v2"]));
-    });
+    alone(|| _ = copy_without_a_timeline(&MockDriver::load_without(&["cuStreamWriteValue32_v2"])));
 }
 
 #[test]

@@ -86,5 +86,5 @@ fn dropping_a_pool_with_a_stuck_copy_releases_nothing() {
         drop(gate);
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), vec![7; 4096]);
     }
-    assert_eq!(count(&lines(), "pool[stuck] close_left_pinned: "), 2, "all memory of an arena stays pinned");
+    assert_eq!(count(&lines(), "pool[stuck] end_left_pinned: "), 2, "all memory of an arena stays pinned");
 }

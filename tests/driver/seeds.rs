@@ -317,7 +317,7 @@ impl<'a> Run<'a> {
         lane.expected = lane.copy_untracked(&buf, stream).then_some((byte, buf.len()));
         // The buffer is dropped even if the driver refuses a fence.
         // SAFETY: a live stream.
-        let _lost = unsafe { buf.record_raw_stream(stream.cast()) };
+        let _lost = unsafe { buf.unstable_record_stream(stream.cast()) };
     }
 
     /// A captured copy reads its memory at each launch, so that memory is never reused.
@@ -336,7 +336,7 @@ impl<'a> Run<'a> {
         lane.copy_untracked(&buf, stream);
         let address = buf.as_ptr();
         // SAFETY: a live stream.
-        assert!(unsafe { buf.record_raw_stream(stream.cast()) }.is_err());
+        assert!(unsafe { buf.unstable_record_stream(stream.cast()) }.is_err());
         drop(buf);
         let again: Vec<_> = (0..4).filter_map(|_| self.pool.get(4096).ok()).collect();
         assert!(again.iter().all(|other| other.as_ptr() != address), "memory of a graph is handed out");

@@ -4,7 +4,6 @@
 
 use cudarc::driver::{CudaContext, result, sys};
 use mock_driver::{Deviation, MockDriver};
-use pinpool::unstable::config::Config;
 use pinpool::{Backend, PoolBuilder};
 
 use crate::captured_log::{lines_with_levels, listen};
@@ -42,7 +41,7 @@ fn a_process_that_works_with_gpu_1(backend: Backend) {
     let context = CudaContext::new(1).unwrap();
     context.bind_to_thread().unwrap();
     let pool = builder(backend.clone()).build().unwrap();
-    assert_eq!(pool.config().device, 1, "the GPU of the current context");
+    assert_eq!(pool.unstable_config().device, 1, "the GPU of the current context");
     for (byte, len) in [(1, 4096), (2, 3 * MIB), (3, 20 * MIB)] {
         let buf = filled(&pool, len, byte);
         assert!(copied(buf.as_ptr(), len).unwrap().iter().all(|&arrived| arrived == byte));
@@ -74,7 +73,7 @@ fn every_gpu_copies_driver_memory_without_another_context() {
 #[test]
 fn a_pool_uses_the_gpu_of_the_process() {
     alone(|| {
-        let device = || pinpool::Pool::builder().without_env().config().map(|Config { device, .. }| device).unwrap();
+        let device = || pinpool::Pool::builder().without_env().unstable_config().unwrap().device;
         assert_eq!(device(), 0, "without a driver that has started");
         let driver = MockDriver::load();
         driver.set_device_count(3);
@@ -86,7 +85,7 @@ fn a_pool_uses_the_gpu_of_the_process() {
         // SAFETY: none is allowed.
         unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
         assert_eq!(device(), 1, "the first GPU with a context");
-        assert_eq!(builder(Backend::Heap).device(2).config().unwrap().device, 2);
+        assert_eq!(builder(Backend::Heap).device(2).unstable_config().unwrap().device, 2);
     });
 }
 
@@ -103,7 +102,7 @@ fn a_pool_chooses_its_gpu_at_the_first_request() {
         assert_eq!(driver.calls("cuInit"), 0);
         let _context = CudaContext::new(3).unwrap();
         drop((default.get(MIB).unwrap(), named.get(MIB).unwrap()));
-        assert_eq!((default.config().device, named.config().device), (3, 2));
+        assert_eq!((default.unstable_config().device, named.unstable_config().device), (3, 2));
         assert!(!is_active(0), "a context on a GPU that the process does not use");
     });
 }

@@ -31,7 +31,7 @@ pub(crate) struct VmmRange {
 impl VmmRange {
     pub(crate) fn committed(granules: usize) -> Self {
         let source = VmmSource::new(0, None).unwrap();
-        let vmm = Self { range: source.reserve(RANGE_GRANULES * GRANULE).unwrap(), source };
+        let vmm = Self { range: source.reserve_addresses(RANGE_GRANULES * GRANULE).unwrap(), source };
         vmm.commit(0, granules).unwrap();
         (0..granules).for_each(|granule| vmm.bytes(granule).fill(u8::try_from(granule).unwrap() + 1));
         vmm
@@ -72,7 +72,7 @@ impl VmmRange {
 
     pub(crate) fn end(self) {
         // SAFETY: each test decommits all it committed.
-        unsafe { self.source.unreserve(self.range) }.unwrap();
+        unsafe { self.source.release_addresses(self.range) }.unwrap();
     }
 }
 

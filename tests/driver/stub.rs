@@ -155,7 +155,7 @@ fn check_pools(driver: *mut c_void) {
         buf.wait_slice_mut().unwrap().fill(7);
         let stream = stream_of(driver);
         // SAFETY: the stream is alive.
-        unsafe { buf.record_raw_stream(stream.cast()) }.unwrap();
+        unsafe { buf.unstable_record_stream(stream.cast()) }.unwrap();
         drop(buf);
         let wait: unsafe extern "C" fn(sys::CUstream) -> c_int = typed(driver, c"cuStreamSynchronize");
         // SAFETY: the stream is alive.

@@ -49,20 +49,20 @@ fn under_a_held_copy<M>(
 ) {
     let mut buf = pool.get(LEN).unwrap();
     buf.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed));
-    let id = buf.id();
+    let id = buf.unstable_id();
     let gate = driver.hold_all();
     line(stream, buf, memory);
     pool.maintain();
     assert_eq!(pool.stats().copies.in_flight, 1, "{name}");
     let mut next = pool.get(LEN).unwrap();
-    assert_ne!(next.id(), id, "{name}: reused under the copy");
+    assert_ne!(next.unstable_id(), id, "{name}: reused under the copy");
     next.wait_slice_mut().unwrap().copy_from_slice(&pattern(seed + 1));
     drop(gate);
     stream.synchronize().unwrap();
     assert_eq!(*next.wait_slice().unwrap(), pattern(seed + 1), "{name}: overwritten by the copy");
     pool.maintain();
     assert_eq!((pool.stats().copies.in_flight, pool.stats().memory.quarantined), (0, 0), "{name}");
-    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.id()), id, "{name}: back in the pool");
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|back| back.unstable_id()), id, "{name}: back in the pool");
 }
 
 #[test]
@@ -134,12 +134,12 @@ fn a_buffer_dropped_during_a_copy_from_the_device_is_reused_after_it() {
 fn an_untracked_copy_does_not_keep_its_buffer() {
     let (driver, pool, stream, mut memory) = start();
     let buf = pool.get(LEN).unwrap();
-    let id = buf.id();
+    let id = buf.unstable_id();
     let gate = driver.hold_all();
     // SAFETY: violated on purpose: the memory is reused before the copy completes.
     stream.memcpy_htod(unsafe { buf.wait_slice_untracked() }.unwrap(), &mut memory.bytes).unwrap();
     drop(buf);
-    assert_eq!(pool.try_get(LEN).unwrap().and_then(|next| next.id()), id, "which is why the call is unsafe");
+    assert_eq!(pool.try_get(LEN).unwrap().and_then(|next| next.unstable_id()), id, "which is why the call is unsafe");
     drop(gate);
     stream.synchronize().unwrap();
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds what run.sh needs into one folder, which can be carried to a machine without cargo:
 #   tests/gpu/collect.sh FOLDER
-# Includes each interface that README.md names, except the C++ classes: the tool (pinpool), the benchmarks
-# (pinpool-bench), the test suite (gpu), the library that with_torch.py loads, the C library and `pinpool run` with one
-# program each, the wheel, and the scripts. A missing file is an error. PROFILE=dev builds faster, for a trial run on the mock driver.
+# Includes each interface that README.md names: the tool (pinpool), the benchmarks (pinpool-bench), the test suite (gpu),
+# the library that with_torch.py loads, the C library with a program in C and one in C++, `pinpool run` with one
+# program, the wheel, and the scripts. A missing file is an error. PROFILE=dev builds faster, for a trial run on the mock driver.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: collect.sh FOLDER}")
 cd "$(dirname "$0")/../.."
@@ -31,13 +31,17 @@ install -m 755 "$built/libpinpool_preload.so" "$folder/libpinpool_preload.so"
 install -m 755 "$built/libpinpool_c.so" "$folder/libpinpool.so.0"
 strip "$folder/pinpool" "$folder/pinpool-bench" "$folder/gpu" "$folder/libpinpool_preload.so" "$folder/libpinpool.so.0"
 
-# C programs: one that uses the C library, and one that does not know pinpool.
-# A stub replaces the driver while the first program is linked.
+# Programs that use the C library and the C++ classes, and one in C that does not know pinpool.
+# A stub replaces the driver while the first two are linked.
 stub=$(mktemp -d)
 cc -O1 -Icrates/capi/include -c crates/capi/examples/copy_batches.c -o "$stub/copy_batches.o"
-nm -u "$stub/copy_batches.o" | sed -n 's/.* \(cu[A-Z].*\)/void \1(void) {}/p' >"$stub/driver.c"
+c++ -std=c++17 -O1 -Icrates/capi/include -c crates/capi/tests/programs/streams.cpp -o "$stub/streams.o"
+nm -u "$stub"/*.o | sed -n 's/.* \(cu[A-Z].*\)/\1/p' | sort -u | sed 's/.*/void &(void) {}/' >"$stub/driver.c"
 cc -shared -Wl,-soname,libcuda.so.1 -o "$stub/libcuda.so.1" "$stub/driver.c"
-cc -o "$folder/copy_batches" "$stub/copy_batches.o" "$folder/libpinpool.so.0" "$stub/libcuda.so.1" '-Wl,-rpath,$ORIGIN'
+for program in copy_batches streams; do
+    c++ -static-libstdc++ -static-libgcc -o "$folder/$program" "$stub/$program.o" "$folder/libpinpool.so.0" \
+        "$stub/libcuda.so.1" -lpthread '-Wl,-rpath,$ORIGIN'
+done
 rm -r "$stub"
 cc -O1 -o "$folder/steps" crates/preload/tests/programs/steps.c -ldl -lpthread
 
@@ -53,6 +57,6 @@ install -m 644 python/examples/workers.py "$folder/workers.py"
 ls -l "$folder"
 
 # The files that the steps of run.sh need.
-for surface in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 copy_batches libpinpool_preload.so steps "pinpool-*.whl" torch_allocator.py libraries.py pinned_copies.py workers.py; do
-    compgen -G "$folder/$surface" >/dev/null || { echo "$folder has no $surface" >&2; exit 1; }
+for file in gpu pinpool pinpool-bench libin_process.so libpinpool.so.0 copy_batches streams libpinpool_preload.so steps "pinpool-*.whl" torch_allocator.py libraries.py pinned_copies.py workers.py with_torch.py peers.py; do
+    compgen -G "$folder/$file" >/dev/null || { echo "$folder has no $file" >&2; exit 1; }
 done

@@ -122,7 +122,10 @@ for name in $steps; do
         step facts 120 "$bin/gpu" --exact every_fact_about_the_driver_holds_on_the_device --nocapture
         lines facts
         ;;
-    c) step c 60 "$bin/copy_batches" ;;
+    c)
+        step c 60 "$bin/copy_batches"
+        step cpp 60 "$bin/streams"
+        ;;
     run)
         # The same program alone and served has the same output, and all of its allocations come from the pool.
         step run_alone 60 "$bin/steps" query steps

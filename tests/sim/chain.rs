@@ -100,7 +100,7 @@ fn no_level_of_the_chain_exceeds_its_limit() {
             let mut levels: Vec<_> = (0..3)
                 .map(|_| {
                     let pool = pool(root.path(), &mut draw);
-                    let partition = pool.partition("part", 24 << 20).unwrap();
+                    let partition = pool.open_partition("part", 24 << 20).unwrap();
                     Level { pool, partition, is_auto: true, held: Vec::new(), of_partition: Vec::new() }
                 })
                 .collect();

@@ -368,7 +368,7 @@ unsafe impl VirtualMemory for SimMemory {
         usize::try_from(self.setup.granule_bytes).unwrap().max(PAGE_BYTES)
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+    fn reserve_addresses(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         let mut memory = self.site.memory();
         if len_bytes > HALF_BYTES || memory.is_reserved {
             return Err(SourceError::new("sim", format!("no {len_bytes} addresses")));
@@ -410,7 +410,7 @@ unsafe impl VirtualMemory for SimMemory {
         Ok(())
     }
 
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+    unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError> {
         let bytes = bytes_at(&range, 0, range.len_bytes());
         if let Some(user) = self.site.used(&bytes) {
             self.site.report(format!("addresses of a buffer are released ({user})"));

@@ -489,7 +489,7 @@ impl World {
     }
 
     fn hand_out(&self, pool: usize, buf: PinnedBuf, len: usize, align: usize) {
-        self.note(buf.id().unwrap_or(0));
+        self.note(buf.unstable_id().unwrap_or(0));
         // The capacity of an aligned buffer depends on its address, which the system chooses for pageable memory.
         self.note(if buf.pinned_by().is_some() { buf.capacity() as u64 } else { 0 });
         let start = buf.as_ptr().expose_provenance();
@@ -611,7 +611,7 @@ impl World {
             return;
         }
         let mut made = None;
-        self.with_pool(|pool| made = pool.partition("part", max_bytes).ok());
+        self.with_pool(|pool| made = pool.open_partition("part", max_bytes).ok());
         if let Some(partition) = made {
             self.pools.borrow_mut().push(Some(Handle::Partition(partition)));
             self.tallies.borrow_mut().push(Tally::default());

@@ -127,7 +127,7 @@ impl Player {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
                 let buffer = pool.get_with(Request::new(bytes).align(align))?;
                 let missed = self.source.take_calls().pins > 0;
-                match buffer.id() {
+                match buffer.unstable_id() {
                     None => {
                         add_line(&mut self.outcome, 'z');
                         add_line(&mut self.buffers, "g -");

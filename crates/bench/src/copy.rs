@@ -31,7 +31,7 @@ const TRACKED_SIZES: [u64; 2] = [4 << 10, 64 << 10];
 const BURST: usize = 16;
 /// Number of bursts of one method before the other method runs.
 const BURSTS: usize = 32;
-const MIN_ROUNDS: usize = 3;
+const ROUNDS_MIN: usize = 3;
 
 /// Measure copies to the device in GB/s by size and backend, and the cost of tracking them
 ///
@@ -131,7 +131,7 @@ fn track(pool: &Pool, destination: &mut BenchTarget, bytes: u64, seconds: Durati
     bare_buf.wait_slice_mut()?.fill(1);
     let (mut bare, mut tracked) = (Vec::new(), Vec::new());
     let begun = Instant::now();
-    while bare.len() < MIN_ROUNDS || begun.elapsed() < seconds {
+    while bare.len() < ROUNDS_MIN || begun.elapsed() < seconds {
         let (mut bare_took, mut tracked_took) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..BURSTS {
             let (buf, burst) = destination.time_untracked(bare_buf, BURST)?;

@@ -1,4 +1,4 @@
-/* Generated from crates/capi/src and crates/capi/header: WRITE_HEADER=1 cargo test -p pinpool-capi header */
+/* Generated from crates/capi/src and crates/capi/cbindgen: WRITE_HEADER=1 cargo test -p pinpool-capi header */
 
 /*
  * pinpool: a pool of pinned host memory for CUDA transfers.
@@ -16,8 +16,8 @@
  *     pp_status status = pp_put_after_stream(pool, batch, stream);
  *     if (status != PP_OK)
  *         fprintf(stderr, "%s\n", pp_last_error(NULL));
- *     if (status != PP_OK && status != PP_INTERNAL)
- *         pp_put(pool, batch);   // reusable now without a driver, else never
+ *     if (status != PP_OK && status != PP_BUFFER_LOST && status != PP_UNKNOWN_POINTER)
+ *         pp_put(pool, batch);   // without a driver: reusable now; otherwise: never reused
  *     pp_pool_destroy(pool);
  *
  * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
@@ -25,14 +25,15 @@
  * unless the setting backend=gpu makes that an error.
  *
  * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
- * functions (cudaLaunchHostFunc). Release callbacks (pp_release_fn) may call those that do not wait for the pool. None throws,
- * leaves an error in the CUDA runtime or changes the current context.
+ * functions (cudaLaunchHostFunc). Release callbacks (pp_release_fn) may call those that do not wait for the pool. No function
+ * throws, leaves an error in the CUDA runtime or changes the current context.
  *
- * Lengths are in bytes: of buffers in size_t, limits and totals of a pool in uint64_t. Results stored through pointer arguments
- * belong to the caller. Returned `const char *` strings are owned by the library; do not free them.
+ * All lengths are in bytes: size_t for buffers, uint64_t for the limits and totals of a pool. Results stored through pointer
+ * arguments belong to the caller. Returned `const char *` strings are owned by the library; do not free them.
  *
  * A forked child does not inherit pools: each call on a pool of its parent returns PP_FORKED and does nothing. The child opens
- * its own pools. Buffers of `vmm` and `register` are not mapped in the child: reading one raises SIGSEGV.
+ * its own pools. Buffers of `vmm` and `register`, and with PINPOOL_HUGETLB the buffers of a reserve, are not mapped in the child:
+ * reading one raises SIGSEGV.
  *
  * Within one major version, including 0, no function is removed and no number changes. The shared library of version 0 is
  * libpinpool.so.0.
@@ -51,9 +52,13 @@
 #define PP_VERSION_PATCH 0
 
 /** Initial values of a pp_get_options. */
-#define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_DEFAULT_WAIT, NULL}
+#define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_WAIT_DEFAULT, NULL}
 
-/** The compiler warns if the result is ignored: after a failure the pointer is NULL, or the buffer was not returned. */
+/**
+ * The compiler warns if the result is ignored: after a failure the pointer is NULL, the buffer was not returned, or the work was
+ * not recorded. It does not warn for pp_put, so that cleanup code may ignore the result, nor for pp_set_log, pp_is_pinned and the
+ * functions that only change or end a pool.
+ */
 #if defined(__GNUC__)
 #define PP_NODISCARD __attribute__((warn_unused_result))
 #else
@@ -68,7 +73,7 @@ extern "C" {
 #define PP_NO_LIMIT UINT64_MAX
 
 /** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. */
-#define PP_DEFAULT_WAIT UINT64_MAX
+#define PP_WAIT_DEFAULT UINT64_MAX
 
 /** The `timeout_ms` of a pp_get_options that waits forever. */
 #define PP_WAIT_FOREVER (UINT64_MAX - 1)
@@ -76,11 +81,11 @@ extern "C" {
 /**
  * The result of a function. The numbers never change; later versions may add codes.
  *
- * Every function that takes a pool may return PP_UNKNOWN_POOL or PP_FORKED and, unless its comment allows NULL,
- * PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_CLOSED. The
- * comment of each function lists its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its
- * text: one or more lines, usually with a remedy. Unless the comment of a function says otherwise, such a call has changed
- * nothing, and its results are stored as NULL or 0.
+ * Every function that takes a pool may return PP_UNKNOWN_POOL or PP_FORKED and, unless its documentation allows NULL,
+ * PP_INVALID_ARGUMENT for a NULL argument. Requests, pp_adopt, pp_reserve and pp_partition_open may return PP_CLOSED. Each
+ * function documents its other codes. After any code other than PP_OK and PP_NONE_IDLE, pp_last_error returns its text: one or
+ * more lines, usually with a remedy. Unless a function documents otherwise, such a call has changed nothing, and its results are
+ * stored as NULL or 0.
  */
 typedef enum {
   /** Success. */
@@ -94,26 +99,23 @@ typedef enum {
   /** The handle is invalid, or its pool was destroyed (pp_pool_destroy). */
   PP_UNKNOWN_POOL = 4,
   /**
-   * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or earlier
-   * requests are waiting. A later call may succeed.
+   * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or must
+   * wait behind earlier requests. A later call may succeed.
    */
   PP_OVER_LIMIT = 5,
   /** The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with. */
   PP_NONE_IDLE = 6,
-  /** The driver or the operating system refused memory, pinned or not. A later call may succeed, but not after a device reset. */
+  /** The driver or the operating system refused memory, pinned or not. A later call may succeed. */
   PP_MEMORY_REFUSED = 7,
   /** The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown. */
   PP_DEVICE_FAILED = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
-  /**
-   * Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. The
-   * buffer of a return or record is then gone (see pp_put_after_stream).
-   */
+  /** Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. */
   PP_INTERNAL = 10,
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
-  /** The stream is capturing a graph, and its launches may use the buffer at any time. The memory is never reused. */
+  /** The stream is capturing a graph, and launches of that graph may use the buffer at any time. The memory is never reused. */
   PP_STREAM_CAPTURING = 12,
   /** The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event. */
   PP_INVALID_HANDLE = 13,
@@ -123,6 +125,13 @@ typedef enum {
   PP_LOGGER_SET = 15,
   /** The pool or partition was closed (pp_pool_close). Later requests fail, too. */
   PP_CLOSED = 16,
+  /**
+   * Internal error (a bug in pinpool) in a return or record: the buffer is gone. Do not return it, since its address may belong
+   * to another buffer. Only from pp_put, pp_put_after_stream, pp_put_after_event, pp_record_stream and pp_record_event.
+   */
+  PP_BUFFER_LOST = 17,
+  /** The device was reset, and the pool's memory is gone. No later request of this pool succeeds: open another. */
+  PP_DEVICE_RESET = 18,
 } pp_status;
 
 /** Levels of log lines. Each level includes those above it in this list. */
@@ -135,7 +144,7 @@ typedef enum {
   PP_LOG_WARN = 2,
   /** Creation and end of pools, each doubling of their memory, TensorFlow's lines. */
   PP_LOG_INFO = 3,
-  /** Each request that takes memory from the system, the end of each wait, releases for other pools. */
+  /** Each request that takes memory from the system, each end of a wait, and each release for another pool. */
   PP_LOG_DEBUG = 4,
   /** Everything. */
   PP_LOG_TRACE = 5,
@@ -167,7 +176,7 @@ typedef struct {
   size_t alignment;
   /**
    * The longest wait for room, in milliseconds. Even with a shorter timeout, the call may wait up to 100 ms for driver calls of
-   * other threads. Initially PP_DEFAULT_WAIT.
+   * other threads. Initially PP_WAIT_DEFAULT.
    */
   uint64_t timeout_ms;
   /**
@@ -182,11 +191,12 @@ typedef struct {
  *
  * Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw or longjmp. It may
  * call functions of the library that do not wait for the pool, such as pp_try_get, pp_put and pp_stats_json. It may call CUDA,
- * but must set the device first, since any context or none may be current. While it waits for the device, it delays the pool.
+ * but must set the device first, since any context or none may be current. If it waits for the device, other calls on the pool
+ * wait, too.
  */
 typedef void (*pp_release_fn)(void *ptr, void *user_data);
 
-/** The version of the library: "0.1.0", as PP_VERSION of the header that belongs to it. Static. */
+/** The version of the library, such as "0.1.0": PP_VERSION in the matching header. Static. */
 const char *pp_version(void);
 
 /** The name of a status: "PP_OVER_LIMIT"; "unknown" if it is not a status, since any int is allowed. Static, never NULL. */
@@ -220,7 +230,7 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  * `config` is UTF-8: items separated by `;` or line breaks. A value contains neither: set such a value in the environment.
  *
  * - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
- *   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
+ *   overrides the environment: "max_bytes=2GiB; wait=2s". `pinpool doctor --settings --all` lists the variables.
  * - `maintenance_thread=0` starts no maintenance thread; `call_stacks=100` keeps the call stack of one request in 100.
  * - `name=loader` names the pool in its log lines.
  * - An item without `=` is a prefix of A to Z, digits and `_` that ends in `_`. Variables with this prefix are read in place of
@@ -278,13 +288,14 @@ pp_status pp_pool_close(pp_pool *pool);
  *
  * - no buffer in use: this call.
  * - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
- * - other calls on the pool are running: the last of them does what this call would do.
+ * - other calls on the pool are running: the last of them to end.
  *
  * The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
  * memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
  *
  * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
- * libraries. May be called from a log callback. A process may exit without destroying its pools.
+ * libraries. May be called from a log callback. A process may exit without destroying its pools. NULL is allowed and does
+ * nothing.
  */
 pp_status pp_pool_destroy(pp_pool *pool);
 
@@ -299,6 +310,7 @@ pp_status pp_pool_destroy(pp_pool *pool);
  * - PP_INVALID_ARGUMENT: `pool` is a partition.
  * - PP_MEMORY_REFUSED: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a
  *   smaller reserve and returns PP_OK.
+ * - PP_DEVICE_RESET: as pp_get.
  */
 pp_status pp_reserve(pp_pool *pool, uint64_t bytes);
 
@@ -343,7 +355,7 @@ PP_NODISCARD pp_status pp_stats_json(pp_pool *pool, char **json);
 void pp_string_free(char *text);
 
 /**
- * Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
+ * Allocates a buffer of `bytes` bytes and stores its address in `out`. Reuses pinned memory, or pins more. Return the buffer
  * with pp_put, pp_put_after_stream or pp_put_after_event.
  *
  * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, or the
@@ -351,11 +363,11 @@ void pp_string_free(char *text);
  * PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
  *
  * - PP_OVER_LIMIT: over the limit after the wait.
- * - PP_MEMORY_REFUSED: the driver or the kernel refused, or the device was reset. After a reset no request of this pool
- *   succeeds.
+ * - PP_MEMORY_REFUSED: the driver or the kernel refused.
+ * - PP_DEVICE_RESET: the device was reset.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
+PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **out);
 
 /**
  * Allocates as pp_get does, with these options:
@@ -368,17 +380,17 @@ PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
  * - PP_OVER_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
-PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
+PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **out);
 
 /**
- * If a buffer of this size class is idle, allocates it as pp_get does. Pins no memory and does not wait for room. The first
- * call on a pool may test the backends (see pp_pool_open).
+ * Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Pins no memory and does not wait for room. The
+ * first call on a pool may test the backends (see pp_pool_open).
  *
  * - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
  *   error, so pp_last_error does not change.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
+PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **out);
 
 /**
  * Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
@@ -386,7 +398,7 @@ PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
  * - PP_NONE_IDLE: no such buffer is idle, as for pp_try_get.
  * - PP_INVALID_ARGUMENT: as pp_get_with.
  */
-PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **ptr);
+PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **out);
 
 /**
  * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
@@ -405,11 +417,11 @@ PP_NODISCARD pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_p
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
  * nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
- * instead. If one of these has failed with a code other than PP_INTERNAL, pp_put returns the buffer; the comment of
- * pp_put_after_stream says whether its memory is then reused. Any thread may call this function. It waits while another thread
- * records work on the buffer.
+ * instead. If one of these fails, pp_put may return the buffer instead: pp_put_after_stream lists the failures after which the
+ * caller still has the buffer, and those after which its memory is reused. Any thread may call this function. It waits while
+ * another thread records work on the buffer.
  *
- * - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
+ * - PP_UNKNOWN_POINTER: `ptr` was already returned, is being returned by another thread, belongs to another pool, or points
  *   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
  *   returns the new buffer.
  */
@@ -422,10 +434,11 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * query the context, even if the work has completed.
  *
  * NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
- * `--default-stream per-thread` must pass `cudaStreamPerThread`. Otherwise the fence is on the legacy stream, which the driver
- * refuses while a blocking stream of its context (created without CU_STREAM_NON_BLOCKING) captures. The legacy stream belongs
- * to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the
- * work, with the same device current, or use pp_put_after_event.
+ * `--default-stream per-thread` must pass `cudaStreamPerThread`. If it passes NULL, the fence is on the legacy stream. That is
+ * safe but slow: the fence and the blocking streams of the context (those without CU_STREAM_NON_BLOCKING) wait for each other.
+ * While one of them captures, the driver refuses the fence. The legacy stream belongs to the current context, and
+ * `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
+ * current, or use pp_put_after_event.
  *
  * - PP_DEVICE_FAILED: the driver refused to examine the stream, for example NULL while a blocking stream captures. Call this
  *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. A call with a default
@@ -434,15 +447,15 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  *   all work of the context.
  * - PP_STREAM_CAPTURING: the stream is capturing a graph.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current:
- *   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The next success for this buffer
- *   with the same handle on this thread counts as the repetition, whatever context is then current. Passing the handle of a
- *   destroyed stream or event is undefined behavior.
+ *   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The pool takes the next successful
+ *   call on this thread with this buffer and this handle as the repetition, even if another context is then current. Passing
+ *   the handle of a destroyed stream or event is undefined behavior.
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: as pp_put.
  *
- * NULL for `ptr` is allowed and does nothing. After PP_INTERNAL from this function, pp_put_after_event, pp_record_stream or
- * pp_record_event, the buffer is gone: do not return it, since its address may belong to another buffer. After any other
- * failure the caller still has the buffer, and pp_put returns it. Its memory is then:
+ * NULL for `ptr` is allowed and does nothing. After PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL or PP_FORKED do not return
+ * `ptr` to this pool again: the address may already be another thread's buffer. After any other failure the caller still has the
+ * buffer, and pp_put returns it. Its memory is then:
  *
  * - after PP_UNAVAILABLE: reused immediately.
  * - after PP_STREAM_CAPTURING or a NULL event: never reused, even if a second call succeeds.
@@ -452,14 +465,15 @@ pp_status pp_put(pp_pool *pool, void *ptr);
 PP_NODISCARD pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
- * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
+ * Returns the buffer at `ptr` to its pool, which reuses it once the work before the last cudaEventRecord of `event` has completed.
  * `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
  * recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
  * The call then creates an internal stream that waits for the event. If the driver refuses that stream, the call itself waits
  * until the work has completed. pp_put_after_stream needs fewer driver calls. The event's context, and the context that is
  * current on this thread, must live as long as pp_put_after_stream says. NULL for `ptr` is allowed and does nothing.
  *
- * - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
+ * - PP_INVALID_HANDLE: `event` is NULL, the driver reported an invalid event handle, or the work has not completed and no
+ *   context is current.
  * - PP_DEVICE_FAILED (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
  *   The event must not be recorded again before a second call.
  */
@@ -476,8 +490,8 @@ PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *
 PP_NODISCARD pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
 /**
- * Records that the work before the last record of `event` uses the buffer at `ptr`, as pp_record_stream does for a stream.
- * pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
+ * Records that the work before the last cudaEventRecord of `event` uses the buffer at `ptr`, as pp_record_stream does for a
+ * stream. pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
  *
  * - PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_event.
  */

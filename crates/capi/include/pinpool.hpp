@@ -4,7 +4,7 @@
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
  *     {
  *         pinpool::buffer batch = pool.get(1 << 20, stream);
- *         file.read(reinterpret_cast<char *>(batch.data()), batch.size());
+ *         file.read(batch.data_as<char>(), batch.size());
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
  *
@@ -14,8 +14,8 @@
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
  * Functions that fail throw pinpool::error, but memory_resource throws pinpool::bad_alloc, and put(), put_ignoring_stream() and
- * destructors throw nothing. A pool may be used by several threads concurrently; a buffer by one thread at a time. Needs
- * exceptions and RTTI.
+ * destructors throw nothing. A pool, a partition and a memory_resource may be used by several threads concurrently; a buffer
+ * by one thread at a time. Needs exceptions and RTTI.
  *
  * A null stream is the default stream of the translation unit (in pinpool.h it is always the legacy stream):
  * cudaStreamPerThread if it is compiled with `--default-stream per-thread` (nvcc) or CUDA_API_PER_THREAD_DEFAULT_STREAM,
@@ -25,6 +25,10 @@
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
+
+#if __cplusplus < 201703L
+#error "pinpool.hpp needs C++17"
+#endif
 
 #include "pinpool.h"
 
@@ -42,9 +46,9 @@
 #include <utility>
 
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
-#define PINPOOL_DEFAULT_STREAM per_thread
+#define PINPOOL_DEFAULT_STREAM per_thread_default_stream
 #else
-#define PINPOOL_DEFAULT_STREAM legacy
+#define PINPOOL_DEFAULT_STREAM legacy_default_stream
 #endif
 
 namespace pinpool {
@@ -77,11 +81,12 @@ public:
         return error(status, text);
     }
 
+    /** A failure with this status and this text. */
+    error(pp_status status, const char *text) : std::runtime_error(text), status_(status) {}
+
     pp_status status() const noexcept { return status_; }
 
 private:
-    error(pp_status status, const char *text) : std::runtime_error(text), status_(status) {}
-
     pp_status status_;
 };
 
@@ -107,7 +112,13 @@ namespace detail {
 inline void check(pp_status status)
 {
     if (status != PP_OK)
-        throw error::last();
+        throw error(status, pp_last_error(nullptr));
+}
+
+/** Whether the caller still has the buffer after this failure of a return or a record; see pp_put_after_stream. */
+inline bool is_still_held(pp_status failure) noexcept
+{
+    return failure != PP_BUFFER_LOST && failure != PP_UNKNOWN_POINTER && failure != PP_UNKNOWN_POOL && failure != PP_FORKED;
 }
 
 /** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
@@ -115,25 +126,29 @@ inline void put(pp_pool *pool, void *data, std::optional<CUstream_st *> after) n
 {
     if (after) {
         const pp_status status = pp_put_after_stream(pool, data, *after);
-        if (status == PP_OK || status == PP_INTERNAL)
+        if (status == PP_OK || !is_still_held(status))
             return;
     }
     pp_put(pool, data);
 }
 
-/** A pool or a partition, destroyed with its last user. */
+/** A pool or a partition, destroyed with its last object. Its buffers need no share: the handle stays valid for their return. */
 struct owned_pool {
     pp_pool *handle = nullptr;
 
     owned_pool() = default;
     owned_pool(const owned_pool &) = delete;
     owned_pool &operator=(const owned_pool &) = delete;
-    ~owned_pool()
-    {
-        if (handle != nullptr)
-            pp_pool_destroy(handle);
-    }
+    ~owned_pool() { pp_pool_destroy(handle); }
 };
+
+/** The text for a function of pinpool.h, which would ignore what follows a NUL. */
+inline const char *to_c(const std::string &text)
+{
+    if (text.find('\0') != std::string::npos)
+        throw error(PP_INVALID_ARGUMENT, "a setting, name or tag contains a NUL");
+    return text.c_str();
+}
 
 /** The tag of the result is a pointer into `options`. */
 inline pp_get_options to_c(const get_options &options)
@@ -143,25 +158,25 @@ inline pp_get_options to_c(const get_options &options)
     if (options.timeout)
         c_options.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
     if (!options.tag.empty())
-        c_options.tag = options.tag.c_str();
+        c_options.tag = to_c(options.tag);
     return c_options;
 }
 
 /** Whether an object of this class converts to a stream, as c10::cuda::CUDAStream does. */
 template <typename Stream>
-inline constexpr bool converts_to_stream = std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>;
+inline constexpr bool is_stream_convertible = std::is_class_v<Stream> && std::is_convertible_v<const Stream &, CUstream_st *>;
 
-/** Whether this class is a smart pointer, which may be empty. An empty one must not become a default stream. */
-template <typename Pointer, typename = void> struct is_smart_pointer : std::false_type {};
+/** Whether this class has operator*, as smart pointers have. An empty smart pointer must not become a default stream. */
+template <typename Pointer, typename = void> struct is_dereferenceable : std::false_type {};
 template <typename Pointer>
-struct is_smart_pointer<Pointer, std::void_t<decltype(*std::declval<const Pointer &>())>> : std::true_type {};
+struct is_dereferenceable<Pointer, std::void_t<decltype(*std::declval<const Pointer &>())>> : std::true_type {};
 
 /** Whether get() of an object of this class returns a stream, as in cuda::stream_ref of CCCL. Smart pointers are excluded. */
-template <typename Stream, typename = void> struct gets_stream : std::false_type {};
+template <typename Stream, typename = void> struct has_stream_getter : std::false_type {};
 template <typename Stream>
-struct gets_stream<Stream, std::void_t<decltype(std::declval<const Stream &>().get())>>
+struct has_stream_getter<Stream, std::void_t<decltype(std::declval<const Stream &>().get())>>
     : std::bool_constant<std::is_convertible_v<decltype(std::declval<const Stream &>().get()), CUstream_st *> &&
-                         !converts_to_stream<Stream> && !is_smart_pointer<Stream>::value> {};
+                         !is_stream_convertible<Stream> && !is_dereferenceable<Stream>::value> {};
 
 } // namespace detail
 
@@ -178,21 +193,21 @@ inline CUstream_st *const default_stream = legacy_stream;
  * A stream (CUstream or cudaStream_t). A null CUstream is default_stream. Not constructible from {}, nullptr or 0, so that no
  * default stream is used by mistake.
  */
-class stream_ref {
+class stream_handle {
 public:
-    stream_ref(CUstream_st *stream) noexcept : stream_(stream == nullptr ? default_stream : stream) {}
-    stream_ref(std::nullptr_t) = delete; /**< Pass default_stream. */
-    stream_ref(int) = delete;            /**< Pass default_stream. */
+    stream_handle(CUstream_st *stream) noexcept : stream_(stream == nullptr ? default_stream : stream) {}
+    stream_handle(std::nullptr_t) = delete; /**< Pass default_stream. */
+    stream_handle(int) = delete;            /**< Pass default_stream. */
 
     /** A stream class of a library that converts to CUstream_st *, such as c10::cuda::CUDAStream. */
-    template <typename Stream, std::enable_if_t<detail::converts_to_stream<Stream>, int> = 0>
-    stream_ref(const Stream &stream) : stream_ref(static_cast<CUstream_st *>(stream))
+    template <typename Stream, std::enable_if_t<detail::is_stream_convertible<Stream>, int> = 0>
+    stream_handle(const Stream &stream) : stream_handle(static_cast<CUstream_st *>(stream))
     {
     }
 
     /** A stream class of a library with a member get(), such as cuda::stream_ref of CCCL. For a smart pointer, pass its get(). */
-    template <typename Stream, std::enable_if_t<detail::gets_stream<Stream>::value, int> = 0>
-    stream_ref(const Stream &stream) : stream_ref(static_cast<CUstream_st *>(stream.get()))
+    template <typename Stream, std::enable_if_t<detail::has_stream_getter<Stream>::value, int> = 0>
+    stream_handle(const Stream &stream) : stream_handle(static_cast<CUstream_st *>(stream.get()))
     {
     }
 
@@ -204,19 +219,19 @@ private:
 
 /**
  * When the memory of a destroyed buffer is reused: after the work enqueued so far on a stream, or with host_only immediately.
- * Constructible from what stream_ref is constructible from. Not default-constructible, so that a forgotten stream is a compile
- * error.
+ * Constructible from what stream_handle is constructible from. Not default-constructible, so that a forgotten stream is an
+ * error of the compiler.
  */
 class stream_or_host {
 public:
-    template <typename Stream, typename = std::enable_if_t<std::is_convertible_v<const Stream &, stream_ref>>>
-    stream_or_host(const Stream &stream) : stream_(stream_ref(stream).get())
+    template <typename Stream, typename = std::enable_if_t<std::is_convertible_v<const Stream &, stream_handle>>>
+    stream_or_host(const Stream &stream) : stream_(stream_handle(stream).get())
     {
     }
     constexpr stream_or_host(host_only_t) noexcept {}
 
     /** The stream; empty for host_only. */
-    constexpr const std::optional<CUstream_st *> &stream() const noexcept { return stream_; }
+    constexpr const std::optional<CUstream_st *> &get() const noexcept { return stream_; }
 
 private:
     std::optional<CUstream_st *> stream_;
@@ -229,9 +244,10 @@ class pool_base;
  * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused;
  * `memory.quarantined` in stats_json() counts it. To learn of a refusal and to try again, call put_after_stream before the
  * destructor runs. With a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
- * If the pool and its other users are gone, the destructor also destroys the pool and may wait: see pp_pool_destroy. The object
+ * A buffer may outlive its pool: the last return then releases its memory and may wait, see pp_pool_destroy. The object
  * is empty after a move, put() and put_ignoring_stream(), after a put_after_stream or put_after_event that did not throw, and
- * after PP_INTERNAL.
+ * after an error that says that it has no buffer: PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL or PP_FORKED. Calls on an
+ * empty buffer do nothing.
  */
 class [[nodiscard]] buffer {
 public:
@@ -245,12 +261,17 @@ public:
     ~buffer()
     {
         if (data_ != nullptr)
-            detail::put(pool_->handle, data_, after_.stream());
+            detail::put(pool_, data_, after_.get());
     }
 
     std::byte *data() noexcept { return static_cast<std::byte *>(data_); }
     const std::byte *data() const noexcept { return static_cast<const std::byte *>(data_); }
     std::size_t size() const noexcept { return size_; }
+
+    /** The start of the memory as a pointer to T, for example to char for std::istream::read. */
+    template <typename T> T *data_as() noexcept { return static_cast<T *>(data_); }
+    template <typename T> const T *data_as() const noexcept { return static_cast<const T *>(data_); }
+
     explicit operator bool() const noexcept { return data_ != nullptr; }
 
     /** Whether the driver pinned the memory; see pp_is_pinned. */
@@ -258,7 +279,7 @@ public:
     {
         int result = 0;
         if (data_ != nullptr)
-            detail::check(pp_is_pinned(pool_->handle, data_, &result));
+            detail::check(pp_is_pinned(pool_, data_, &result));
         return result != 0;
     }
 
@@ -272,12 +293,12 @@ public:
     void set_stream(stream_or_host after) noexcept { after_ = after; }
 
     /** Records that the work enqueued so far on `stream` uses the buffer, which is kept; see pp_record_stream. */
-    void record_stream(stream_ref stream)
+    void record_stream(stream_handle stream)
     {
         call_with_buffer([&](pp_pool *pool, void *data) { return pp_record_stream(pool, data, stream.get()); });
     }
 
-    /** As record_stream, for the work before the last record of `event` (CUevent or cudaEvent_t); see pp_record_event. */
+    /** As record_stream, for the work before the last cudaEventRecord of `event`; see pp_record_event. */
     void record_event(CUevent_st *event)
     {
         call_with_buffer([&](pp_pool *pool, void *data) { return pp_record_event(pool, data, event); });
@@ -291,22 +312,22 @@ public:
     void put_ignoring_stream() noexcept
     {
         if (data_ != nullptr)
-            pp_put(pool_->handle, data_);
+            pp_put(pool_, data_);
         forget();
     }
 
     /**
      * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` so far has completed. If this throws, the
-     * object still has the buffer, unless the status is PP_INTERNAL. The comment of pp_put_after_stream says after which codes a
-     * second call helps; without it the memory is never reused.
+     * object still has the buffer, except after the four codes that pp_put_after_stream names. Unless a second call succeeds, the
+     * memory is never reused, except after PP_UNAVAILABLE.
      */
-    void put_after_stream(stream_ref stream)
+    void put_after_stream(stream_handle stream)
     {
         call_with_buffer([&](pp_pool *pool, void *data) { return pp_put_after_stream(pool, data, stream.get()); });
         forget();
     }
 
-    /** As put_after_stream, for the work before the last record of `event` (CUevent or cudaEvent_t). */
+    /** As put_after_stream, for the work before the last cudaEventRecord of `event`; see pp_put_after_event. */
     void put_after_event(CUevent_st *event)
     {
         call_with_buffer([&](pp_pool *pool, void *data) { return pp_put_after_event(pool, data, event); });
@@ -325,45 +346,39 @@ public:
 private:
     friend class pool;
     friend class pool_base;
-    buffer(std::shared_ptr<detail::owned_pool> pool, void *data, std::size_t size, stream_or_host after) noexcept
-        : pool_(std::move(pool)), data_(data), size_(size), after_(after)
+    buffer(pp_pool *pool, void *data, std::size_t size, stream_or_host after) noexcept
+        : pool_(pool), data_(data), size_(size), after_(after)
     {
     }
 
-    /** Calls a function of pinpool.h with the buffer, if any. After PP_INTERNAL the address may belong to another buffer. */
+    /** Calls a function of pinpool.h with the buffer, if any. Forgets a buffer that the object no longer has. */
     template <typename Function> void call_with_buffer(Function function)
     {
         if (data_ == nullptr)
             return;
-        const pp_status status = function(pool_->handle, data_);
-        if (status == PP_OK)
-            return;
-        const error failure = error::last(); // Before forget(), which may destroy the pool.
-        if (status == PP_INTERNAL)
+        const pp_status status = function(pool_, data_);
+        if (!detail::is_still_held(status))
             forget();
-        throw failure;
+        detail::check(status);
     }
 
     void forget() noexcept
     {
-        pool_.reset();
+        pool_ = nullptr;
         data_ = nullptr;
         size_ = 0;
         after_ = host_only;
     }
 
-    std::shared_ptr<detail::owned_pool> pool_;
+    pp_pool *pool_ = nullptr;
     void *data_ = nullptr;
     std::size_t size_ = 0;
     stream_or_host after_ = host_only;
 };
 
-/** The functions of pools and partitions. The object is a handle: const members may change the pool. */
+/** The functions of `pool` and `partition`, which are handles: const members may change the pool. */
 class pool_base {
 public:
-    pool_base(const pool_base &) = default; // No move, so that every object has a pool.
-    pool_base &operator=(const pool_base &) = default;
-
     /**
      * Returns a buffer for copies on the stream `after`, which must not be destroyed before the buffer; see pp_get. With a default
      * stream, destroy the buffer on the thread that enqueued the work, with the same device current.
@@ -372,7 +387,7 @@ public:
     {
         void *data = nullptr;
         detail::check(pp_get(native_handle(), bytes, &data));
-        return buffer(pool_, data, bytes, after);
+        return buffer(native_handle(), data, bytes, after);
     }
 
     /** As above, with options, but slower. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
@@ -381,14 +396,14 @@ public:
         const pp_get_options c_options = detail::to_c(options);
         void *data = nullptr;
         detail::check(pp_get_with(native_handle(), bytes, &c_options, &data));
-        return buffer(pool_, data, bytes, after);
+        return buffer(native_handle(), data, bytes, after);
     }
 
     /**
      * Returns an idle buffer, or std::nullopt if none is idle; see pp_try_get_with, which ignores the timeout. A buffer of 0 bytes
      * is empty, but not std::nullopt.
      */
-    std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const get_options &options = {}) const
+    [[nodiscard]] std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const get_options &options = {}) const
     {
         const pp_get_options c_options = detail::to_c(options);
         void *data = nullptr;
@@ -396,7 +411,7 @@ public:
         if (status == PP_NONE_IDLE)
             return std::nullopt;
         detail::check(status);
-        return buffer(pool_, data, bytes, after);
+        return buffer(native_handle(), data, bytes, after);
     }
 
     /** Makes waiting and later requests fail with PP_CLOSED; see pp_pool_close. */
@@ -405,7 +420,7 @@ public:
     void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(native_handle(), max_bytes)); }
 
     /** The statistics as a JSON object. */
-    std::string stats_json() const
+    [[nodiscard]] std::string stats_json() const
     {
         char *json = nullptr;
         detail::check(pp_stats_json(native_handle(), &json));
@@ -418,25 +433,29 @@ public:
 
 protected:
     pool_base() : pool_(std::make_shared<detail::owned_pool>()) {}
+    pool_base(const pool_base &) = default; // No move, so that every object has a pool.
+    pool_base &operator=(const pool_base &) = default;
+    ~pool_base() = default;
 
+    friend class memory_resource;
     std::shared_ptr<detail::owned_pool> pool_;
 };
 
 /**
- * A part of a pool with its own limit and wait queue, shared by its copies; see pp_partition_open. Destroying the last copy,
- * buffer or memory_resource destroys it. A request with a tag fails, since its name is the tag of its buffers.
+ * A part of a pool with its own limit and wait queue, shared by its copies; see pp_partition_open. Destroying the last copy or
+ * memory_resource destroys it, but not its buffers. A request with a tag fails, since its name is the tag of its buffers.
  */
 class partition : public pool_base {
 private:
     friend class pool;
-    explicit partition(pp_pool *pool, const std::string &name, std::uint64_t max_bytes)
+    partition(pp_pool *pool, const std::string &name, std::uint64_t max_bytes)
     {
-        detail::check(pp_partition_open(pool, name.c_str(), max_bytes, &pool_->handle));
+        detail::check(pp_partition_open(pool, detail::to_c(name), max_bytes, &pool_->handle));
     }
 };
 
 /**
- * A pool, shared by its copies. Destroying the last copy, buffer or memory_resource destroys it and may wait: see
+ * A pool, shared by its copies. Destroying the last copy or memory_resource destroys it, but not its buffers, and may wait: see
  * pp_pool_destroy. A move of a pool or a partition copies it.
  */
 class pool : public pool_base {
@@ -445,18 +464,18 @@ public:
     explicit pool() : pool(std::string()) {}
 
     /** Opens a pool with these settings and those of the environment; see pp_pool_open. */
-    explicit pool(const std::string &config) { detail::check(pp_pool_open(config.c_str(), &pool_->handle)); }
+    explicit pool(const std::string &config) { detail::check(pp_pool_open(detail::to_c(config), &pool_->handle)); }
 
     /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
     buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
                  stream_or_host after) const
     {
         detail::check(pp_adopt(native_handle(), data, bytes, is_pinned, on_release, user_data));
-        return buffer(pool_, data, bytes, after);
+        return buffer(native_handle(), data, bytes, after);
     }
 
     /** Opens a part of the pool with its own limit and wait queue; see pp_partition_open. */
-    partition open_partition(const std::string &name, std::uint64_t max_bytes) const
+    [[nodiscard]] partition open_partition(const std::string &name, std::uint64_t max_bytes) const
     {
         return partition(native_handle(), name, max_bytes);
     }
@@ -476,20 +495,31 @@ public:
  *
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). The options apply to each allocation: a timeout bounds its wait. Two
- * resources are equal if they use the same pool and stream.
+ * resources are equal if they use the same pool and stream. The constructor throws pinpool::error for a partition and a tag.
+ * This is no cuda::mr resource of CCCL.
  */
 class memory_resource : public std::pmr::memory_resource {
 public:
     memory_resource(const pool &pool, stream_or_host after, get_options options = {})
-        : source_(pool), after_(after), options_(std::move(options))
+        : memory_resource(pool.pool_, after, std::move(options))
     {
     }
     memory_resource(const partition &partition, stream_or_host after, get_options options = {})
-        : source_(partition), after_(after), options_(std::move(options))
+        : memory_resource(partition.pool_, after, std::move(options))
     {
+        if (!options_.tag.empty())
+            throw error(PP_INVALID_ARGUMENT, "the name of a partition is its tag: pass options without a tag");
     }
+    memory_resource(const memory_resource &) = default; // No move, so that every object has a pool.
+    memory_resource &operator=(const memory_resource &) = default;
 
 private:
+    memory_resource(std::shared_ptr<detail::owned_pool> pool, stream_or_host after, get_options options)
+        : pool_(std::move(pool)), after_(after), options_(std::move(options))
+    {
+        (void)detail::to_c(options_); // Throws now, not in an allocation.
+    }
+
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
     {
         pp_get_options options = detail::to_c(options_);
@@ -497,9 +527,9 @@ private:
         const std::size_t size = bytes == 0 ? 1 : bytes; // An allocation of no bytes has an address too.
         void *data = nullptr;
         // Every address of pp_get, which is faster, is a multiple of 4096.
-        const bool is_plain = options.alignment <= 4096 && options.timeout_ms == PP_DEFAULT_WAIT && options.tag == nullptr;
-        const pp_status status = is_plain ? pp_get(source_.native_handle(), size, &data)
-                                          : pp_get_with(source_.native_handle(), size, &options, &data);
+        const bool is_plain = options.alignment <= 4096 && options.timeout_ms == PP_WAIT_DEFAULT && options.tag == nullptr;
+        const pp_status status = is_plain ? pp_get(pool_->handle, size, &data)
+                                          : pp_get_with(pool_->handle, size, &options, &data);
         if (status != PP_OK)
             throw bad_alloc();
         return data;
@@ -507,17 +537,16 @@ private:
 
     void do_deallocate(void *data, std::size_t, std::size_t) override
     {
-        detail::put(source_.native_handle(), data, after_.stream());
+        detail::put(pool_->handle, data, after_.get());
     }
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
         const auto *resource = dynamic_cast<const memory_resource *>(&other);
-        return resource != nullptr && resource->source_.native_handle() == source_.native_handle() &&
-               resource->after_.stream() == after_.stream();
+        return resource != nullptr && resource->pool_ == pool_ && resource->after_.get() == after_.get();
     }
 
-    pool_base source_;
+    std::shared_ptr<detail::owned_pool> pool_;
     stream_or_host after_;
     get_options options_;
 };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pinpool::{PinnedBuf, PinnedBy, Pool, Request};
 
 use crate::buffers_in_use::AfterRecording;
-use crate::call::{Failure, guarded, non_null, store};
+use crate::call::{Failure, guarded, guarded_with, non_null, store};
 use crate::pool::str_from_c;
 use crate::slots::{self, CallGuard, pp_pool};
 use crate::status::pp_status;
@@ -29,11 +29,11 @@ pub struct CUevent_st {
 #[inline]
 fn get(
     pool: *mut pp_pool,
-    ptr: *mut *mut c_void,
+    out: *mut *mut c_void,
     take: impl FnOnce(&CallGuard) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
     guarded(|| {
-        let out = non_null(ptr, "ptr")?;
+        let out = non_null(out, "out")?;
         store(out, ptr::null_mut());
         let guard = slots::enter(pool)?;
         match take(&guard)? {
@@ -45,7 +45,7 @@ fn get(
     })
 }
 
-/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
+/// Allocates a buffer of `bytes` bytes and stores its address in `out`. Reuses pinned memory, or pins more. Return the buffer
 /// with pp_put, pp_put_after_stream or pp_put_after_event.
 ///
 /// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, or the
@@ -53,21 +53,21 @@ fn get(
 /// PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
 ///
 /// - PP_OVER_LIMIT: over the limit after the wait.
-/// - PP_MEMORY_REFUSED: the driver or the kernel refused, or the device was reset. After a reset no request of this pool
-///   succeeds.
+/// - PP_MEMORY_REFUSED: the driver or the kernel refused.
+/// - PP_DEVICE_RESET: the device was reset.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
 ///
 /// # Safety
 ///
-/// capi-P1.
+/// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |guard| Ok(Some(guard.pool_for_requests()?.get(bytes)?)))
+pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, out: *mut *mut c_void) -> pp_status {
+    get(pool, out, |guard| Ok(Some(guard.pool_for_requests()?.get(bytes)?)))
 }
 
 /// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT.
-pub const PP_DEFAULT_WAIT: u64 = u64::MAX;
+pub const PP_WAIT_DEFAULT: u64 = u64::MAX;
 
 /// The `timeout_ms` of a pp_get_options that waits forever.
 pub const PP_WAIT_FOREVER: u64 = u64::MAX - 1;
@@ -81,7 +81,7 @@ pub struct pp_get_options {
     /// The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
     pub alignment: usize,
     /// The longest wait for room, in milliseconds. Even with a shorter timeout, the call may wait up to 100 ms for driver calls of
-    /// other threads. Initially PP_DEFAULT_WAIT.
+    /// other threads. Initially PP_WAIT_DEFAULT.
     pub timeout_ms: u64,
     /// The buffer is counted under this tag (UTF-8). Errors, the log and `pinpool top` show how much each tag holds, and since
     /// when. Use few tags: one per part of the program, not one per buffer. Initially NULL: no tag. Not for a partition.
@@ -103,24 +103,24 @@ const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
 ///
 /// # Safety
 ///
-/// capi-P1; the tag ends in 0.
+/// Each pointer is null, or valid as its type and the header say (capi-P1). The tag ends in 0.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_get_with(
     pool: *mut pp_pool,
     bytes: usize,
     options: *const pp_get_options,
-    ptr: *mut *mut c_void,
+    out: *mut *mut c_void,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    get(pool, ptr, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.get_with(req).map(Some)) })
+    get(pool, out, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.get_with(req).map(Some)) })
 }
 
 /// Returns the result of `take` for a request with these options, and for a pool that adds their tag.
 ///
 /// # Safety
 ///
-/// capi-P1; the tag ends in 0.
+/// Each pointer is null, or valid as its type and the header say (capi-P1). The tag ends in 0.
 unsafe fn with_options(
     guard: &CallGuard,
     bytes: usize,
@@ -131,24 +131,24 @@ unsafe fn with_options(
     // SAFETY: capi-P1: the size comes first in every version.
     let struct_size = unsafe { options.cast::<usize>().read() };
     if !KNOWN_SIZES.contains(&struct_size) {
-        return Err(Failure::argument(format!("struct_size={struct_size}: initialize with PP_GET_OPTIONS_INIT")));
+        let remedy = "initialize with PP_GET_OPTIONS_INIT, or update libpinpool";
+        return Err(Failure::argument(format!("struct_size={struct_size}, not one of {KNOWN_SIZES:?}: {remedy}")));
     }
     // SAFETY: capi-P1.
     let pp_get_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
     let mut request = Request::new(bytes).align(alignment);
-    if timeout_ms != PP_DEFAULT_WAIT {
+    if timeout_ms != PP_WAIT_DEFAULT {
         request = request.timeout(Duration::from_millis(timeout_ms));
     }
     if tag.is_null() {
         return Ok(take(guard.pool_for_requests()?, request)?);
     }
     // SAFETY: capi-P1.
-    let tag = unsafe { str_from_c(tag, "tag") }?;
-    Ok(take(&guard.pool()?.tagged(tag), request)?)
+    Ok(take(&guard.pool()?.tagged(unsafe { str_from_c(tag, "tag") }?), request)?)
 }
 
-/// If a buffer of this size class is idle, allocates it as pp_get does. Pins no memory and does not wait for room. The first
-/// call on a pool may test the backends (see pp_pool_open).
+/// Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Pins no memory and does not wait for room. The
+/// first call on a pool may test the backends (see pp_pool_open).
 ///
 /// - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
 ///   error, so pp_last_error does not change.
@@ -156,11 +156,11 @@ unsafe fn with_options(
 ///
 /// # Safety
 ///
-/// capi-P1.
+/// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
-    get(pool, ptr, |guard| Ok(guard.pool_for_requests()?.try_get(bytes)?))
+pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, out: *mut *mut c_void) -> pp_status {
+    get(pool, out, |guard| Ok(guard.pool_for_requests()?.try_get(bytes)?))
 }
 
 /// Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
@@ -170,24 +170,25 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut 
 ///
 /// # Safety
 ///
-/// capi-P1; the tag ends in 0.
+/// Each pointer is null, or valid as its type and the header say (capi-P1). The tag ends in 0.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_try_get_with(
     pool: *mut pp_pool,
     bytes: usize,
     options: *const pp_get_options,
-    ptr: *mut *mut c_void,
+    out: *mut *mut c_void,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    get(pool, ptr, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.try_get(req)) })
+    get(pool, out, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.try_get(req)) })
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
 ///
 /// Called at most once (see pp_adopt), from any thread, while the library holds no lock. It must not throw or longjmp. It may
 /// call functions of the library that do not wait for the pool, such as pp_try_get, pp_put and pp_stats_json. It may call CUDA,
-/// but must set the device first, since any context or none may be current. While it waits for the device, it delays the pool.
+/// but must set the device first, since any context or none may be current. If it waits for the device, other calls on the pool
+/// wait, too.
 pub type pp_release_fn = Option<unsafe extern "C" fn(ptr: *mut c_void, user_data: *mut c_void)>;
 
 /// The arguments of pp_adopt that return the memory to its owner.
@@ -253,16 +254,16 @@ pub unsafe extern "C" fn pp_adopt(
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
 /// nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
-/// instead. If one of these has failed with a code other than PP_INTERNAL, pp_put returns the buffer; the comment of
-/// pp_put_after_stream says whether its memory is then reused. Any thread may call this function. It waits while another thread
-/// records work on the buffer.
+/// instead. If one of these fails, pp_put may return the buffer instead: pp_put_after_stream lists the failures after which the
+/// caller still has the buffer, and those after which its memory is reused. Any thread may call this function. It waits while
+/// another thread records work on the buffer.
 ///
-/// - PP_UNKNOWN_POINTER: `ptr` was already returned, another thread is returning it, it belongs to another pool, or it points
+/// - PP_UNKNOWN_POINTER: `ptr` was already returned, is being returned by another thread, belongs to another pool, or points
 ///   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
 ///   returns the new buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
-    guarded(|| {
+    guarded_with(pp_status::PP_BUFFER_LOST, || {
         let guard = slots::enter_for_buffers(pool)?;
         if !ptr.is_null() {
             let address = ptr.addr();
@@ -278,10 +279,11 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// query the context, even if the work has completed.
 ///
 /// NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
-/// `--default-stream per-thread` must pass `cudaStreamPerThread`. Otherwise the fence is on the legacy stream, which the driver
-/// refuses while a blocking stream of its context (created without CU_STREAM_NON_BLOCKING) captures. The legacy stream belongs
-/// to the current context, and `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the
-/// work, with the same device current, or use pp_put_after_event.
+/// `--default-stream per-thread` must pass `cudaStreamPerThread`. If it passes NULL, the fence is on the legacy stream. That is
+/// safe but slow: the fence and the blocking streams of the context (those without CU_STREAM_NON_BLOCKING) wait for each other.
+/// While one of them captures, the driver refuses the fence. The legacy stream belongs to the current context, and
+/// `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
+/// current, or use pp_put_after_event.
 ///
 /// - PP_DEVICE_FAILED: the driver refused to examine the stream, for example NULL while a blocking stream captures. Call this
 ///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. A call with a default
@@ -290,15 +292,15 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 ///   all work of the context.
 /// - PP_STREAM_CAPTURING: the stream is capturing a graph.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current:
-///   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The next success for this buffer
-///   with the same handle on this thread counts as the repetition, whatever context is then current. Passing the handle of a
-///   destroyed stream or event is undefined behavior.
+///   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The pool takes the next successful
+///   call on this thread with this buffer and this handle as the repetition, even if another context is then current. Passing
+///   the handle of a destroyed stream or event is undefined behavior.
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: as pp_put.
 ///
-/// NULL for `ptr` is allowed and does nothing. After PP_INTERNAL from this function, pp_put_after_event, pp_record_stream or
-/// pp_record_event, the buffer is gone: do not return it, since its address may belong to another buffer. After any other
-/// failure the caller still has the buffer, and pp_put returns it. Its memory is then:
+/// NULL for `ptr` is allowed and does nothing. After PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL or PP_FORKED do not return
+/// `ptr` to this pool again: the address may already be another thread's buffer. After any other failure the caller still has the
+/// buffer, and pp_put returns it. Its memory is then:
 ///
 /// - after PP_UNAVAILABLE: reused immediately.
 /// - after PP_STREAM_CAPTURING or a NULL event: never reused, even if a second call succeeds.
@@ -316,17 +318,18 @@ pub unsafe extern "C" fn pp_put_after_stream(
     stream: *mut CUstream_st,
 ) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    record(pool, ptr, AfterRecording::Return, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
+    record(pool, ptr, AfterRecording::Return, |buf| unsafe { buf.unstable_record_stream(stream.cast()) })
 }
 
-/// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last record of `event` has completed.
+/// Returns the buffer at `ptr` to its pool, which reuses it once the work before the last cudaEventRecord of `event` has completed.
 /// `event` is a CUevent or a cudaEvent_t, and may be recorded again or destroyed after this call. An event that was never
 /// recorded covers no work. If the work has not completed, a context (the event's or another) must be current on this thread.
 /// The call then creates an internal stream that waits for the event. If the driver refuses that stream, the call itself waits
 /// until the work has completed. pp_put_after_stream needs fewer driver calls. The event's context, and the context that is
 /// current on this thread, must live as long as pp_put_after_stream says. NULL for `ptr` is allowed and does nothing.
 ///
-/// - PP_INVALID_HANDLE: `event` is NULL, or the work has not completed and no context is current.
+/// - PP_INVALID_HANDLE: `event` is NULL, the driver reported an invalid event handle, or the work has not completed and no
+///   context is current.
 /// - PP_DEVICE_FAILED (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
 ///   The event must not be recorded again before a second call.
 ///
@@ -337,7 +340,7 @@ pub unsafe extern "C" fn pp_put_after_stream(
 #[must_use]
 pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     // SAFETY: the caller promises that the event is alive.
-    record(pool, ptr, AfterRecording::Return, |buf| unsafe { buf.record_raw_event(event.cast()) })
+    record(pool, ptr, AfterRecording::Return, |buf| unsafe { buf.unstable_record_event(event.cast()) })
 }
 
 /// Records that the work enqueued so far on `stream` uses the buffer at `ptr`, which stays with the caller. Once the buffer is
@@ -354,11 +357,11 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 #[must_use]
 pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, stream: *mut CUstream_st) -> pp_status {
     // SAFETY: the caller promises that the stream is alive.
-    record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.record_raw_stream(stream.cast()) })
+    record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.unstable_record_stream(stream.cast()) })
 }
 
-/// Records that the work before the last record of `event` uses the buffer at `ptr`, as pp_record_stream does for a stream.
-/// pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
+/// Records that the work before the last cudaEventRecord of `event` uses the buffer at `ptr`, as pp_record_stream does for a
+/// stream. pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
 ///
 /// - PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_event.
 ///
@@ -369,17 +372,17 @@ pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, 
 #[must_use]
 pub unsafe extern "C" fn pp_record_event(pool: *mut pp_pool, ptr: *mut c_void, event: *mut CUevent_st) -> pp_status {
     // SAFETY: the caller promises that the event is alive.
-    record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.record_raw_event(event.cast()) })
+    record(pool, ptr, AfterRecording::Keep, |buf| unsafe { buf.unstable_record_event(event.cast()) })
 }
 
-/// Calls `record_work` with the buffer at `ptr`. After a failure the caller keeps the buffer.
+/// Calls `record_work` with the buffer at `ptr`. After a failure, but not a panic, the caller keeps the buffer.
 fn record(
     pool: *mut pp_pool,
     ptr: *mut c_void,
     then: AfterRecording,
     record_work: impl FnOnce(&mut PinnedBuf) -> pinpool::Result<()>,
 ) -> pp_status {
-    guarded(|| {
+    guarded_with(pp_status::PP_BUFFER_LOST, || {
         let guard = slots::enter_for_buffers(pool)?;
         if ptr.is_null() {
             return Ok(pp_status::PP_OK);
@@ -410,7 +413,7 @@ fn record(
 ///
 /// # Safety
 ///
-/// capi-P1.
+/// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_is_pinned(pool: *mut pp_pool, ptr: *const c_void, is_pinned: *mut c_int) -> pp_status {
     guarded(|| {
@@ -436,7 +439,7 @@ mod tests {
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.
         assert_eq!([opened, unsafe { pp_get(pool, 4096, &raw mut held) }], [pp_status::PP_OK; 2]);
-        assert_eq!(record(pool, held, AfterRecording::Return, |_| panic!("in a call")), pp_status::PP_INTERNAL);
+        assert_eq!(record(pool, held, AfterRecording::Return, |_| panic!("in a call")), pp_status::PP_BUFFER_LOST);
         // SAFETY: as above.
         assert!(unsafe { pp_get(pool, 4096, &raw mut next) } == pp_status::PP_OK && next != held);
         assert_eq!([pp_put(pool, next), pp_pool_destroy(pool)], [pp_status::PP_OK; 2]);

@@ -8,18 +8,18 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, OccupiedEntry};
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use pinpool::{PinnedBuf, PinnedBy};
+use pinpool_os::sync::unmodeled::{Condvar, Mutex};
 
 use crate::asan;
 
 const SHARDS: usize = 64;
 
-type Entries = HashMap<usize, InUse, ByAddress>;
+type Entries = HashMap<usize, InUse, BuildHasherDefault<AddressHasher>>;
 
 /// The entry of a buffer in use.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct InUse {
     /// these calls may fail.
     buf: Option<PinnedBuf>,
     /// Whether a buffer that a thread has taken out of the entry stays with its user.
-    is_recording: bool,
+    stays_in_use: bool,
     /// Whether a thread waits for the buffer that another thread has taken out of the entry.
     is_awaited: bool,
     owner: MemoryOwner,
@@ -38,7 +38,7 @@ struct InUse {
 
 impl InUse {
     fn new(buf: Option<PinnedBuf>, owner: MemoryOwner) -> Self {
-        Self { buf, is_recording: false, is_awaited: false, owner, is_pinned: None }
+        Self { buf, stays_in_use: false, is_awaited: false, owner, is_pinned: None }
     }
 }
 
@@ -48,13 +48,6 @@ struct Shard {
     entries: Mutex<Entries>,
     /// Notified when an awaited buffer is back in its entry, or its entry is removed.
     changed: Condvar,
-}
-
-impl Shard {
-    /// Locks the entries. Ignores poisoning, since they are valid at every point at which a thread may panic.
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The owner of a buffer's memory.
@@ -121,7 +114,8 @@ impl BuffersInUse {
             asan::unpoison(&buf);
         }
         let start = buf.as_mut_ptr();
-        let replaced = self.shard(start.addr()).lock().insert(start.addr(), InUse::new(Some(buf), MemoryOwner::Pool));
+        let replaced =
+            self.shard(start.addr()).entries.lock().insert(start.addr(), InUse::new(Some(buf), MemoryOwner::Pool));
         // Two buffers in use never share an address. If that is violated, the earlier buffer is leaked and not reused.
         std::mem::forget(replaced.map(|entry| entry.buf));
         start
@@ -136,7 +130,7 @@ impl BuffersInUse {
         act: impl FnOnce(OccupiedEntry<'_, usize, InUse>, &PinnedBuf),
     ) -> Result<PinnedBuf, LookupError> {
         let shard = self.shard(address);
-        let mut entries = shard.lock();
+        let mut entries = shard.entries.lock();
         loop {
             let Entry::Occupied(mut entry) = entries.entry(address) else {
                 drop(entries);
@@ -147,11 +141,11 @@ impl BuffersInUse {
                 act(entry, &buf);
                 return Ok(buf);
             }
-            if !in_use.is_recording {
+            if !in_use.stays_in_use {
                 return Err(LookupError::Busy);
             }
             in_use.is_awaited = true;
-            entries = shard.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
+            entries = shard.changed.wait(entries);
         }
     }
 
@@ -168,7 +162,7 @@ impl BuffersInUse {
     /// Reserves the entry for memory that is being adopted. Returns whether no buffer in use begins at this address.
     /// Afterwards the caller calls `put_back` if the adoption succeeds, or `remove_entry` if it fails.
     pub(crate) fn reserve_entry(&self, address: usize) -> bool {
-        let mut entries = self.shard(address).lock();
+        let mut entries = self.shard(address).entries.lock();
         let Entry::Vacant(entry) = entries.entry(address) else { return false };
         entry.insert(InUse::new(None, MemoryOwner::Program));
         true
@@ -179,7 +173,7 @@ impl BuffersInUse {
     pub(crate) fn take(&self, address: usize, then: AfterRecording) -> Result<PinnedBuf, LookupError> {
         self.take_entry(address, |mut entry, buf| {
             let entry = entry.get_mut();
-            (entry.is_recording, entry.is_pinned) = (then == AfterRecording::Keep, Some(is_pinned(buf)));
+            (entry.stays_in_use, entry.is_pinned) = (then == AfterRecording::Keep, Some(is_pinned(buf)));
             if then == AfterRecording::Return && self.is_poisonable(entry.owner) {
                 asan::poison(buf);
             }
@@ -189,7 +183,7 @@ impl BuffersInUse {
     /// Removes the entry that `take` or `reserve_entry` left.
     pub(crate) fn remove_entry(&self, address: usize) {
         let shard = self.shard(address);
-        if shard.lock().remove(&address).is_some_and(|entry| entry.is_awaited) {
+        if shard.entries.lock().remove(&address).is_some_and(|entry| entry.is_awaited) {
             shard.changed.notify_all();
         }
     }
@@ -198,7 +192,7 @@ impl BuffersInUse {
     pub(crate) fn put_back(&self, buf: PinnedBuf) {
         let address = buf.as_ptr().addr();
         let shard = self.shard(address);
-        let mut entries = shard.lock();
+        let mut entries = shard.entries.lock();
         // Without an entry, its user could not return the buffer, which may be in use. It is leaked and not reused.
         let Some(entry) = entries.get_mut(&address) else { return std::mem::forget(buf) };
         if self.is_poisonable(entry.owner) {
@@ -212,7 +206,7 @@ impl BuffersInUse {
 
     /// Returns whether the driver pinned the buffer at this address, also while another call uses the buffer.
     pub(crate) fn is_pinned(&self, address: usize) -> Result<bool, LookupError> {
-        let entries = self.shard(address).lock();
+        let entries = self.shard(address).entries.lock();
         let found = entries.get(&address).and_then(|entry| entry.buf.as_ref().map(is_pinned).or(entry.is_pinned));
         drop(entries);
         found.ok_or_else(|| self.inside(address))
@@ -220,12 +214,12 @@ impl BuffersInUse {
 
     /// Returns whether no buffer is in use.
     pub(crate) fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| shard.lock().is_empty())
+        self.shards.iter().all(|shard| shard.entries.lock().is_empty())
     }
 
     /// Frees the unused memory of the maps.
     pub(crate) fn shrink(&self) {
-        self.shards.iter().for_each(|shard| shard.lock().shrink_to_fit());
+        self.shards.iter().for_each(|shard| shard.entries.lock().shrink_to_fit());
     }
 
     /// Returns the buffer that contains an address at which no buffer begins. Searches all buffers, so only error texts use it.
@@ -235,7 +229,7 @@ impl BuffersInUse {
             let len = entry.buf.as_ref()?.len();
             (start <= address && address - start < len).then_some(LookupError::Inside(start, len))
         };
-        let found = self.shards.iter().find_map(|shard| shard.lock().iter().find_map(holds));
+        let found = self.shards.iter().find_map(|shard| shard.entries.lock().iter().find_map(holds));
         found.unwrap_or(LookupError::Nowhere)
     }
 }
@@ -245,19 +239,8 @@ fn is_pinned(buf: &PinnedBuf) -> bool {
 }
 
 /// Hashes an address by one multiplication.
-#[derive(Debug, Default, Clone, Copy)]
-struct ByAddress;
-
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct AddressHasher(u64);
-
-impl BuildHasher for ByAddress {
-    type Hasher = AddressHasher;
-
-    fn build_hasher(&self) -> AddressHasher {
-        AddressHasher(0)
-    }
-}
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
@@ -313,7 +296,7 @@ mod tests {
             let results = std::thread::scope(|scope| {
                 // Both wait for the recording. If it succeeds, one gets the buffer.
                 let calls = [(); 2].map(|()| scope.spawn(call));
-                while !all.shard(address).lock()[&address].is_awaited {
+                while !all.shard(address).entries.lock()[&address].is_awaited {
                     std::thread::yield_now();
                 }
                 succeeds.then_some(buf).map_or_else(|| all.remove_entry(address), |buf| all.put_back(buf));

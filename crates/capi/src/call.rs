@@ -42,13 +42,19 @@ thread_local! {
 /// Runs the body of a C function. Stores a failure or a panic as the last error of this thread, and returns the status.
 #[inline]
 pub(crate) fn guarded(run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
+    guarded_with(pp_status::PP_INTERNAL, run)
+}
+
+/// As [`guarded`], with the status after a panic.
+#[inline]
+pub(crate) fn guarded_with(after_panic: pp_status, run: impl FnOnce() -> Result<pp_status, Failure>) -> pp_status {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => set_last_error(failure),
         Err(payload) => {
             let text = payload.downcast_ref::<&'static str>().copied();
             let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-            let failure = Failure::new(pp_status::PP_INTERNAL, format!("internal error, please report it: {text}"));
+            let failure = Failure::new(after_panic, format!("internal error, please report it: {text}"));
             // Dropping the payload may panic too.
             std::mem::forget(payload);
             set_last_error(failure)
@@ -78,7 +84,7 @@ pub(crate) fn text_for_c(text: &str) -> CString {
 ///
 /// # Safety
 ///
-/// capi-P1.
+/// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_last_error(status: *mut pp_status) -> *const c_char {
     let found = LAST.try_with(|last| last.try_borrow().ok()?.as_ref().map(|(code, text)| (*code, text.as_ptr())));

@@ -42,7 +42,7 @@ mod status;
 mod version;
 
 pub use buffer::{
-    CUevent_st, CUstream_st, PP_DEFAULT_WAIT, PP_WAIT_FOREVER, pp_adopt, pp_get, pp_get_options, pp_get_with,
+    CUevent_st, CUstream_st, PP_WAIT_DEFAULT, PP_WAIT_FOREVER, pp_adopt, pp_get, pp_get_options, pp_get_with,
     pp_is_pinned, pp_put, pp_put_after_event, pp_put_after_stream, pp_record_event, pp_record_stream, pp_release_fn,
     pp_try_get, pp_try_get_with,
 };

@@ -32,7 +32,7 @@ pub enum pp_log_level {
     PP_LOG_WARN = 2,
     /// Creation and end of pools, each doubling of their memory, TensorFlow's lines.
     PP_LOG_INFO = 3,
-    /// Each request that takes memory from the system, the end of each wait, releases for other pools.
+    /// Each request that takes memory from the system, each end of a wait, and each release for another pool.
     PP_LOG_DEBUG = 4,
     /// Everything.
     PP_LOG_TRACE = 5,

@@ -15,7 +15,7 @@ use crate::status::pp_status;
 /// `config` is UTF-8: items separated by `;` or line breaks. A value contains neither: set such a value in the environment.
 ///
 /// - `VARIABLE=VALUE` sets a setting by the name of its variable, with or without PINPOOL_, in upper or lower case, and
-///   overrides the environment: "max_bytes=2GiB; wait=2s". docs/settings.md lists the variables.
+///   overrides the environment: "max_bytes=2GiB; wait=2s". `pinpool doctor --settings --all` lists the variables.
 /// - `maintenance_thread=0` starts no maintenance thread; `call_stacks=100` keeps the call stack of one request in 100.
 /// - `name=loader` names the pool in its log lines.
 /// - An item without `=` is a prefix of A to Z, digits and `_` that ends in `_`. Variables with this prefix are read in place of
@@ -38,7 +38,7 @@ use crate::status::pp_status;
 ///
 /// # Safety
 ///
-/// capi-P1; `config` is null or ends in 0.
+/// Each pointer is null, or valid as its type and the header say (capi-P1). `config` is null or ends in 0.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_pool) -> pp_status {
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
         // SAFETY: capi-P1.
         let config = if config.is_null() { "" } else { unsafe { str_from_c(config, "config") }? };
         let opened = config::builder(config)?.build()?;
-        let zero = opened.config().zero;
+        let zero = opened.unstable_config().zero;
         store(out, slots::open(PoolOrPartition::Pool(opened), zero)?);
         Ok(pp_status::PP_OK)
     })
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn pp_pool_open(config: *const c_char, pool: *mut *mut pp_
 ///
 /// # Safety
 ///
-/// capi-P1; `name` ends in 0.
+/// Each pointer is null, or valid as its type and the header say (capi-P1). `name` ends in 0.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_partition_open(
@@ -82,8 +82,8 @@ pub unsafe extern "C" fn pp_partition_open(
         // SAFETY: capi-P1.
         let name = unsafe { str_from_c(name, "name") }?;
         let guard = slots::enter(pool)?;
-        let opened = PoolOrPartition::Partition(guard.pool()?.partition(name, limit(max_bytes)?)?);
-        store(out, slots::open(opened, guard.pool()?.config().zero)?);
+        let opened = PoolOrPartition::Partition(guard.pool()?.open_partition(name, limit(max_bytes)?)?);
+        store(out, slots::open(opened, guard.pool()?.unstable_config().zero)?);
         Ok(pp_status::PP_OK)
     })
 }
@@ -138,16 +138,17 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 ///
 /// - no buffer in use: this call.
 /// - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
-/// - other calls on the pool are running: the last of them does what this call would do.
+/// - other calls on the pool are running: the last of them to end.
 ///
 /// The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
 /// memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
 ///
 /// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
-/// libraries. May be called from a log callback. A process may exit without destroying its pools.
+/// libraries. May be called from a log callback. A process may exit without destroying its pools. NULL is allowed and does
+/// nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_destroy(pool: *mut pp_pool) -> pp_status {
-    guarded(|| slots::destroy(pool).map(|()| pp_status::PP_OK))
+    guarded(|| NonNull::new(pool).map_or(Ok(()), |pool| slots::destroy(pool.as_ptr())).map(|()| pp_status::PP_OK))
 }
 
 /// Pins `bytes` more and keeps them until the pool ends. With PINPOOL_RESERVE_WAIT=0 most of them are pinned in the background;
@@ -160,6 +161,7 @@ pub extern "C" fn pp_pool_destroy(pool: *mut pp_pool) -> pp_status {
 /// - PP_INVALID_ARGUMENT: `pool` is a partition.
 /// - PP_MEMORY_REFUSED: the driver or the kernel refused all of it. If a part was refused, the call logs a warning, keeps a
 ///   smaller reserve and returns PP_OK.
+/// - PP_DEVICE_RESET: as pp_get.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_reserve(pool: *mut pp_pool, bytes: u64) -> pp_status {
     guarded(|| Ok(slots::enter(pool)?.pool()?.reserve(bytes).map(|()| pp_status::PP_OK)?))
@@ -219,7 +221,7 @@ pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
 ///
 /// # Safety
 ///
-/// capi-P1.
+/// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_char) -> pp_status {

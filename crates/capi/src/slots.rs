@@ -15,10 +15,11 @@
 //! - **slots-I2**: a slot becomes Free only if its table is empty, and once it is Destroyed, only calls that were counted and
 //!   saw Open before insert buffers. A thread that changes the state passes the generation for which it read the counters and
 //!   the table, since the slot may contain a later pool by then.
+//! - **slots-I3**: a forked child uses no slot of its parent, since a thread of the parent may have held one of its locks.
 
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
 use pinpool::{Partition, Pool};
@@ -53,8 +54,8 @@ pub(crate) enum PoolOrPartition {
 /// A slot, which contains at most one pool or partition at a time.
 pub(crate) struct Slot {
     state: SlotState,
-    /// The fork generation in which the pool was opened.
-    fork_generation: AtomicU32,
+    /// The fork generation in which the slot was created (slots-I3).
+    fork_generation: u32,
     pool: UnsafeCell<Option<PoolOrPartition>>,
     calls: [CachePadded<AtomicUsize>; COUNTERS],
     buffers: BuffersInUse,
@@ -134,8 +135,7 @@ fn resolve(handle: *const pp_pool) -> Result<(&'static Slot, usize), Failure> {
     if slot.state.generation() != generation {
         return Err(unknown_pool(handle));
     }
-    // Relaxed: `open` stores it before it returns the handle.
-    if slot.fork_generation.load(Ordering::Relaxed) != ForkGeneration::now().number() {
+    if slot.fork_generation != ForkGeneration::now().number() {
         let why = "the pool belongs to the process that forked this one, which inherits neither memory nor devices: open a \
                    new pool after the fork";
         return Err(Failure::new(pp_status::PP_FORKED, why));
@@ -189,9 +189,9 @@ impl BuffersGuard {
     pub(crate) fn refusal(&self, address: usize, why: &LookupError) -> Failure {
         let why = match why {
             LookupError::Busy => "another call is returning or adopting this buffer",
-            LookupError::Inside(start, len) => &format!("inside the buffer at {start:#x} of {len}B; pass that address"),
+            LookupError::Inside(start, len) => &format!("inside the {len}B buffer at {start:#x}; pass {start:#x}"),
             LookupError::Nowhere if self.is_in_another_pool(address) => "another pool's buffer; return it there",
-            LookupError::Nowhere => "not from this pool, or already returned",
+            LookupError::Nowhere => "no buffer of this pool begins here, or it was already returned",
         };
         Failure::new(pp_status::PP_UNKNOWN_POINTER, format!("{address:#x}: {why}"))
     }
@@ -200,10 +200,7 @@ impl BuffersGuard {
         let fork_generation = ForkGeneration::now().number();
         // SAFETY: as in `resolve`.
         let slots = SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() });
-        // Relaxed: the answer only chooses the error's text.
-        let mut others = slots.filter(|other| {
-            !ptr::eq(*other, self.slot) && other.fork_generation.load(Ordering::Relaxed) == fork_generation
-        });
+        let mut others = slots.filter(|other| !ptr::eq(*other, self.slot) && other.fork_generation == fork_generation);
         others.any(|other| other.buffers.inside(address) != LookupError::Nowhere)
     }
 }
@@ -221,12 +218,15 @@ impl Drop for BuffersGuard {
 
 /// Stores a pool or a partition in a free slot and returns its handle. `zero` says whether the pool clears returned buffers.
 pub(crate) fn open(opened: PoolOrPartition, zero: bool) -> Result<*mut pp_pool, Failure> {
+    let fork_generation = ForkGeneration::now().number();
     let claimed = (0..POOLS_MAX).find_map(|number| {
-        let slot = slot(number)?;
+        let slot = slot(number).filter(|slot| slot.fork_generation == fork_generation)?;
         Some((number, slot, slot.state.claim()?))
     });
     let Some((number, slot, generation)) = claimed else {
-        let text = format!("{POOLS_MAX} pools are open or have buffers in use: destroy one, and return its buffers");
+        let text = format!(
+            "{POOLS_MAX} pools and partitions are open or have buffers in use: destroy one, and return its buffers"
+        );
         return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
     };
     slot.open(generation, opened, zero);
@@ -261,7 +261,7 @@ impl Slot {
     fn new() -> Self {
         Self {
             state: SlotState::default(),
-            fork_generation: AtomicU32::new(0),
+            fork_generation: ForkGeneration::now().number(),
             pool: UnsafeCell::new(None),
             calls: [const { CachePadded::new(AtomicUsize::new(0)) }; COUNTERS],
             buffers: BuffersInUse::new(),
@@ -273,8 +273,6 @@ impl Slot {
         self.buffers.prepare(zero);
         // SAFETY: slots-I1: this thread claimed the slot.
         unsafe { *self.pool.get() = Some(opened) };
-        // Relaxed: the change of the phase publishes it.
-        self.fork_generation.store(ForkGeneration::now().number(), Ordering::Relaxed);
         self.state.change(generation, Phase::Opening, Phase::Open);
     }
 

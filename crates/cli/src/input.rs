@@ -56,7 +56,7 @@ pub(crate) fn read_workload(
         Trace::from_input(input).and_then(Workload::of_trace)
     };
     let workload = workload.map_err(|error| in_file(path, &error))?;
-    if workload.gets == 0 {
+    if workload.requests == 0 {
         let why = workload.warning.as_ref().map_or_else(String::new, |warning| format!("{warning}; "));
         return Err(named(path, &format_args!("{why}the trace has no requests")));
     }

@@ -179,11 +179,8 @@ impl BatchPlan {
             units.truncate(units.len() / step * step);
         }
         if let Some(rank) = self.options.rank {
-            let mut place = 0;
-            units.retain(|_| {
-                place += 1;
-                (place - 1) % rank.world_size() == rank.index()
-            });
+            let index = usize::try_from(rank.index()).unwrap_or(usize::MAX);
+            units = units.into_iter().skip(index).step_by(world).collect();
         }
         self.order = samples_of(units, rng.as_mut());
     }

@@ -63,7 +63,7 @@ pub struct DataFile {
     /// Number of samples in it: 1 for a plain file, any number for a container.
     pub samples: u64,
     /// `true` if it was opened as a container.
-    pub is_container: bool,
+    pub is_archive: bool,
     /// The compression, if it was opened as a compressed file. Such a file can only be read in order.
     pub compression: Option<Compression>,
 }
@@ -197,7 +197,7 @@ impl CatalogLists {
     /// Adds a file: a container of `members`, or one sample of `len_bytes` bytes.
     pub(super) fn push(&mut self, origin: DataOrigin, content: FileContent) {
         let FileContent { members, len_bytes, compression } = content;
-        let is_container = members.is_some();
+        let is_archive = members.is_some();
         let samples = members.as_ref().map_or(1, Vec::len) as u64;
         match members {
             None => self.push_sample(None, vec![FileRange { offset: 0, len_bytes }], Vec::new()),
@@ -205,7 +205,7 @@ impl CatalogLists {
                 self.push_sample(Some(name.into_boxed_str()), ranges, fields);
             }),
         }
-        self.files.push(DataFile { origin, samples, is_container, compression });
+        self.files.push(DataFile { origin, samples, is_archive, compression });
     }
 
     /// Adds a sample of the file that is pushed next.

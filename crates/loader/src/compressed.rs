@@ -32,13 +32,13 @@ const INPUT_BYTES: usize = 128 * 1024;
 /// Number of bytes that are decompressed at a time while data is skipped.
 const SKIP_BYTES: usize = 64 * 1024;
 /// Bytes of data that a file of any length may have.
-const MIN_DATA_LIMIT: u64 = 1 << 30;
+const DATA_LIMIT_MIN: u64 = 1 << 30;
 /// Above that limit, bytes of data that are allowed for each byte of the file: slightly more than gzip can reach.
-const MAX_EXPANSION: u64 = 1100;
+const EXPANSION_MAX: u64 = 1100;
 
 /// Returns the largest number of bytes of data that a file of this length may have (compressed-I2).
 fn max_data_bytes(file_bytes: u64) -> u64 {
-    file_bytes.saturating_mul(MAX_EXPANSION).max(MIN_DATA_LIMIT)
+    file_bytes.saturating_mul(EXPANSION_MAX).max(DATA_LIMIT_MIN)
 }
 
 /// A compression format.
@@ -337,12 +337,12 @@ mod tests {
     fn data_that_expands_beyond_the_limit_is_refused() {
         for compression in BOTH {
             let mut decoder = decoder(&compress(compression, &[0; 100_000]), compression);
-            assert_eq!(decoder.max_bytes, MIN_DATA_LIMIT);
+            assert_eq!(decoder.max_bytes, DATA_LIMIT_MIN);
             decoder.max_bytes = 50_000;
             let error = read_all(&mut decoder).unwrap_err().to_string();
             assert!(error.contains("more than 50000 bytes"), "{error}");
         }
-        assert_eq!(max_data_bytes(2 << 20), MAX_EXPANSION << 21);
+        assert_eq!(max_data_bytes(2 << 20), EXPANSION_MAX << 21);
         assert_eq!(max_data_bytes(u64::MAX), u64::MAX);
     }
 

@@ -1,5 +1,5 @@
-//! The reference loader: reads files into batches in pinned memory and copies them to a device. It uses only
-//! the pool's public API.
+//! The reference loader: reads files into batches in pinned memory and copies them to a device. Of `pinpool` it uses only the
+//! public API; helpers for threads, forks and panics come from the internal crate `pinpool-os`.
 //!
 //! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never
 //! pins memory or prints, and copies bytes on the host only with [`LoadOptions::decode`]. The feature `cuda` (default) adds
@@ -40,8 +40,7 @@
 //! let options = LoadOptions { verify: true, ..LoadOptions::default() };
 //! // With the feature `cuda` and a GPU: `CudaDestination::new(0, 2)?`.
 //! let mut destination = SinkDestination::new(2)?;
-//! let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut PrintFailures);
-//! assert!(summary.is_complete());
+//! let summary = Loader::new(&pool, &catalog, options).run(&mut destination, &mut PrintFailures).into_result()?;
 //! assert_eq!(summary.bytes, catalog.len_bytes());
 //! println!("{} files, {:.1} GB/s", summary.files, summary.gb_per_s());
 //! # Ok(())
@@ -59,6 +58,9 @@
 //! let loader = Loader::new(&Pool::builder().build()?, &catalog, LoadOptions::default());
 //! let mut batches = loader.batches()?;
 //! while let Some(batch) = batches.next() {
+//!     for failure in &batch.failures {
+//!         eprintln!("skipped {failure}");
+//!     }
 //!     for part in &batch.parts {
 //!         let bytes = &batch.buffer.wait_slice()?[part.range.clone()];
 //!         println!("{}: {} bytes", catalog.name(part.sample), bytes.len());
@@ -101,7 +103,7 @@ pub use self::compressed::Compression;
 pub use self::cuda_destination::CudaDestination;
 pub use self::decode::{Decode, DecodedField};
 #[cfg(feature = "decode")]
-pub use self::decode::{Fit, ImageDecoder, Layout, MAX_PIXELS};
+pub use self::decode::{Fit, ImageDecoder, Layout, PIXELS_MAX};
 pub use self::destination::{Destination, SinkDestination};
 pub use self::failure::{Failure, FailureCause};
 pub use self::listing::ListOptions;

@@ -44,7 +44,7 @@ struct FoundFile {
 #[non_exhaustive]
 pub struct ListOptions {
     /// Open all containers and compressed files. Default: `false`.
-    pub open_containers: bool,
+    pub open_archives: bool,
     /// End the list early when this flag is raised.
     pub stop: StopFlag,
 }
@@ -53,7 +53,7 @@ impl Catalog {
     /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
     ///
     /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed separately, if `paths` names the
-    /// file or a directory that contains only containers, or with [`ListOptions::open_containers`]; otherwise it is one plain
+    /// file or a directory that contains only containers, or with [`ListOptions::open_archives`]; otherwise it is one plain
     /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
     /// and the decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several
     /// threads. Files that cannot be listed are in [`Catalog::failures`].
@@ -65,8 +65,8 @@ impl Catalog {
     pub fn unopened_files(&self) -> impl Iterator<Item = &Path> {
         self.files().iter().filter_map(|file| {
             let DataOrigin::File(path) = &file.origin else { return None };
-            let is_plain = !file.is_container && file.compression.is_none();
-            (is_plain && (container::is_container(path) || Compression::of(path).is_some())).then_some(&**path)
+            let is_plain = !file.is_archive && file.compression.is_none();
+            (is_plain && (container::is_archive(path) || Compression::of(path).is_some())).then_some(&**path)
         })
     }
 }
@@ -77,7 +77,7 @@ impl ListOptions {
         let stop = &self.stop;
         let mut lists = CatalogLists::default();
         let found = lists.walk(paths, stop);
-        let opened = open_all(&found, self.open_containers, stop);
+        let opened = open_all(&found, self.open_archives, stop);
         for (file, opened) in found.into_iter().zip(opened) {
             // After a stop the opened files may be incomplete.
             if stop.is_raised() {
@@ -96,7 +96,7 @@ impl ListOptions {
 type Opened = Result<FileContent, FailureCause>;
 
 /// Opens the containers, on one thread for each core. The result of a plain file stays unset.
-fn open_all(found: &[FoundFile], open_containers: bool, stop: &StopFlag) -> Vec<OnceLock<Opened>> {
+fn open_all(found: &[FoundFile], open_archives: bool, stop: &StopFlag) -> Vec<OnceLock<Opened>> {
     let opened: Vec<_> = found.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     let open_next = || {
@@ -105,7 +105,7 @@ fn open_all(found: &[FoundFile], open_containers: bool, stop: &StopFlag) -> Vec<
             && let Some(file) = found.get(at)
             && !stop.is_raised()
         {
-            if (file.is_opened || open_containers)
+            if (file.is_opened || open_archives)
                 && let Some(result) = container::open(&file.path, stop)
             {
                 let _ = opened[at].set(result);
@@ -169,7 +169,7 @@ impl CatalogLists {
         }
         self.skipped_links.append(&mut entered_again);
         let found = &mut found[first..];
-        let is_of_containers = found.iter().all(|file| container::is_container(&file.path));
+        let is_of_containers = found.iter().all(|file| container::is_archive(&file.path));
         found.iter_mut().for_each(|file| file.is_opened = is_of_containers);
     }
 

@@ -29,7 +29,7 @@ pub struct ArrivedBatch {
 }
 
 /// The statistics of a run. Samples and bytes are those that arrived, over all epochs.
-#[must_use = "the run may have failed: see `is_complete`"]
+#[must_use = "the run may have failed: see `into_result` and `is_complete`"]
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct LoadSummary {
@@ -88,6 +88,15 @@ pub enum LoadError {
 }
 
 impl LoadSummary {
+    /// Returns the summary, or the error that ended the run. A stopped run, and a run with skipped samples, are no error.
+    ///
+    /// # Errors
+    ///
+    /// The error in [`LoadOutcome::Failed`].
+    pub fn into_result(self) -> Result<Self, LoadError> {
+        if let LoadOutcome::Failed(error) = self.outcome { Err(error) } else { Ok(self) }
+    }
+
     /// Returns whether the whole catalog arrived.
     pub fn is_complete(&self) -> bool {
         self.failed_files == 0 && matches!(self.outcome, LoadOutcome::Complete)

@@ -21,7 +21,7 @@
 //! | --- | --- | --- |
 //! | `pinpool.cause` | `cause`: one of [`Cause::NAMES`](pinpool::Cause::NAMES) | 1 for the current cause |
 //! | `pinpool.alarm` | | 1 if the diagnosis is an alarm |
-//! | `pinpool.owner.buffers`, `pinpool.owner.bytes`, `pinpool.owner.oldest_age` | `tag` | what each tag holds |
+//! | `pinpool.holder.buffers`, `pinpool.holder.bytes`, `pinpool.holder.oldest_age` | `tag` | what each tag holds |
 //!
 //! Each series has the labels `pool.name` (empty for an unnamed pool) and `backend`. Partitions are reported as separate pools;
 //! driver calls, causes and holders are counted only in their pool. Give each pool its own name: pools with the same name overwrite each other's series.
@@ -103,15 +103,15 @@ impl Reporter {
         let (mut object, why, dump) = (json!(self.pool.stats()), self.pool.diagnose(), self.pool.dump());
         object["why"] = json!({ "cause": why.cause.name(), "is_alarm": why.is_alarm });
         let of = |holder: &Holder| {
-            let oldest = holder.oldest.map(|age| age.as_secs_f64());
-            json!({ "tag": holder.tag, "buffers": holder.buffers, "bytes": holder.bytes, "oldest_seconds": oldest })
+            let oldest = holder.oldest_age.map(|age| age.as_secs_f64());
+            json!({ "tag": holder.tag, "buffers": holder.buffers, "bytes": holder.bytes, "oldest_age_seconds": oldest })
         };
         let mut holders: Vec<_> = dump.holders().iter().map(of).collect();
         let is_holder = |tag: &String| dump.holders().iter().any(|holder| holder.tag == *tag);
         let gone = tags.iter().filter(|tag| !is_holder(tag));
-        holders.extend(gone.map(|tag| json!({ "tag": tag, "buffers": 0, "bytes": 0, "oldest_seconds": 0 })));
+        holders.extend(gone.map(|tag| json!({ "tag": tag, "buffers": 0, "bytes": 0, "oldest_age_seconds": 0 })));
         *tags = dump.holders().iter().map(|holder| holder.tag.clone()).collect();
-        object["owners"] = holders.into();
+        object["holders"] = holders.into();
         object
     }
 }

@@ -26,7 +26,7 @@ enum ValueSource {
     /// One value at this JSON pointer.
     At(String),
     /// A field of each tag that holds buffers.
-    Owners(&'static str),
+    Holders(&'static str),
     /// One series per cause: 1 for the current cause, 0 for the rest.
     Causes,
 }
@@ -38,18 +38,18 @@ pub(crate) static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let mut metrics = vec![
         gauge("cause", Unit::Count, "1 for the cause in the pool's diagnosis, 0 for the others", ValueSource::Causes),
         gauge("alarm", Unit::Count, "1 if the diagnosis is an alarm", ValueSource::At("/why/is_alarm".into())),
-        gauge("owner.buffers", Unit::Count, "Buffers in use or in flight, by tag", ValueSource::Owners("buffers")),
-        gauge("owner.bytes", Unit::Bytes, "Bytes in use or in flight, by tag", ValueSource::Owners("bytes")),
+        gauge("holder.buffers", Unit::Count, "Buffers in use or in flight, by tag", ValueSource::Holders("buffers")),
+        gauge("holder.bytes", Unit::Bytes, "Bytes in use or in flight, by tag", ValueSource::Holders("bytes")),
         gauge(
-            "owner.oldest_age",
+            "holder.oldest_age",
             Unit::Seconds,
             "Age of the oldest buffer in use, by tag",
-            ValueSource::Owners("oldest_seconds"),
+            ValueSource::Holders("oldest_age_seconds"),
         ),
     ];
     let mut all = Stats::default();
     all.limits.shared = Some(Default::default());
-    let statistics = all.list().into_iter().filter(|statistic| statistic.kind != Kind::Label);
+    let statistics = all.unstable_list().into_iter().filter(|statistic| statistic.kind != Kind::Label);
     metrics.extend(statistics.map(Metric::from));
     metrics
 });
@@ -92,11 +92,11 @@ impl Metric {
                 Some(Value::Null) if self.unit == Unit::Seconds => vec![(None, Sample::Number(0.0))],
                 value => value.and_then(Sample::from_json).map(|sample| (None, sample)).into_iter().collect(),
             },
-            ValueSource::Owners(field) => {
+            ValueSource::Holders(field) => {
                 // Two holders may have the same tag.
                 let mut tags = BTreeMap::new();
-                for owner in object["owners"].as_array().into_iter().flatten() {
-                    let (Some(tag), Some(sample)) = (owner["tag"].as_str(), Sample::from_json(&owner[field])) else {
+                for holder in object["holders"].as_array().into_iter().flatten() {
+                    let (Some(tag), Some(sample)) = (holder["tag"].as_str(), Sample::from_json(&holder[field])) else {
                         continue;
                     };
                     tags.entry(tag).and_modify(|sum: &mut Sample| sum.add(&sample)).or_insert(sample);

@@ -78,11 +78,11 @@ mod tests {
     #[test]
     fn labels_are_escaped_and_missing_values_have_no_series() {
         let object = serde_json::json!({
-            "owners": [{ "tag": "a\"b\\c\nd", "buffers": 2, "bytes": 8, "oldest_seconds": null }],
+            "holders": [{ "tag": "a\"b\\c\nd", "buffers": 2, "bytes": 8, "oldest_age_seconds": null }],
             "why": { "cause": "leak", "is_alarm": true },
         });
         let text = prometheus_text(&[(vec![("pool_name", "t".to_owned())], &object)]);
-        assert!(text.contains("pinpool_owner_buffers{pool_name=\"t\",tag=\"a\\\"b\\\\c\\nd\"} 2\n"), "{text}");
+        assert!(text.contains("pinpool_holder_buffers{pool_name=\"t\",tag=\"a\\\"b\\\\c\\nd\"} 2\n"), "{text}");
         assert!(text.contains("pinpool_cause{pool_name=\"t\",cause=\"leak\"} 1\n"), "{text}");
         assert!(text.contains("pinpool_cause{pool_name=\"t\",cause=\"healthy\"} 0\n"), "{text}");
         assert!(text.contains("pinpool_alarm{pool_name=\"t\"} 1\n"), "{text}");

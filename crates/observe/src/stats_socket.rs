@@ -2,11 +2,11 @@
 //! every second.
 //!
 //! ```text
-//! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "owners":[{"tag":"images", ...}]}, ...]}
+//! {"process":4711,"pools":[{"name":"train","preset":"adaptive", ..., "holders":[{"tag":"images", ...}]}, ...]}
 //! ```
 //!
-//! Each object in `pools` contains the statistics, the largest owners (`tag`, `buffers`, `bytes`, `requested_bytes`, and
-//! `oldest_seconds`, which is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (the input of the diagnosis), and
+//! Each object in `pools` contains the statistics, the largest holders (`tag`, `buffers`, `bytes`, `requested_bytes`, and
+//! `oldest_age_seconds`, which is `null` for untagged buffers), `why` (the diagnosis), `snapshot` (the input of the diagnosis), and
 //! the texts `table` and `dump`.
 //!
 //! One thread serves all sockets of the process and reads the statistics only while there are readers, so requests and returns
@@ -36,7 +36,7 @@ pub const PATH_BYTES_MAX: usize = local_socket::PATH_BYTES_MAX;
 
 /// A pool with statistics to serve.
 pub trait StatisticsSource: Send + Sync {
-    /// Returns the statistics and owners as a JSON object.
+    /// Returns the statistics and holders as a JSON object.
     fn object(&self) -> serde_json::Value;
 }
 

@@ -26,8 +26,8 @@ struct ServedBuffer {
     context: Arc<Context>,
 }
 
-/// The buffers in use (preload-I3), by the address of their first byte. One lock, because a free also takes the lock of
-/// [`captures`](crate::captures).
+/// The buffers in use (preload-I3), by the address of their first byte. One lock, since shards would gain little: a request
+/// also takes the lock of [`contexts`], and a free the locks of `contexts` and [`captures`](crate::captures).
 static BUFFERS: Mutex<BTreeMap<usize, ServedBuffer>> = Mutex::new(BTreeMap::new());
 
 /// Leaks the buffers of a context that is gone.
@@ -51,7 +51,7 @@ pub(crate) fn get(bytes: usize, flags: c_uint) -> Result<*mut c_void, NotServed>
         return Err(NotServed::Flags(flags));
     }
     let driver = Driver::get().map_err(NotServed::Driver)?;
-    if process::has_stopped() {
+    if process::has_stopped_serving() {
         return Err(NotServed::Stopped);
     }
     let context = contexts::find_or_add(driver.current().ok_or(NotServed::NoContext)?);

@@ -1,5 +1,5 @@
-//! Captures in progress. Recording an event after all work of a context fails and invalidates the capture if one of its streams
-//! captures.
+//! Captures in progress. While a stream of a context captures, recording an event after all work of that context fails and
+//! invalidates the capture.
 //!
 //! The thread that records the events of a fence holds the lock meanwhile, and so does a thread that begins a capture, so the
 //! two exclude each other. A capture counts until it has ended, its stream is destroyed, or its context ends.
@@ -48,10 +48,10 @@ pub(crate) fn any_in_progress() -> bool {
     !CAPTURES.lock().is_empty()
 }
 
-/// Begins a capture of `stream`, which belongs to the context with this number, by `begin`.
-pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() -> Code) -> Code {
+/// Begins a capture of `stream`, which belongs to the context with this number, by `driver_call`.
+pub(crate) fn begin(stream: usize, context: Option<u64>, driver_call: impl FnOnce() -> Code) -> Code {
     let mut captures = CAPTURES.lock();
-    let code = begin();
+    let code = driver_call();
     let capture = Capture::of(stream, context);
     if code == CUDA_SUCCESS && !captures.contains(&capture) {
         captures.push(capture);
@@ -59,11 +59,11 @@ pub(crate) fn begin(stream: usize, context: Option<u64>, begin: impl FnOnce() ->
     code
 }
 
-/// Ends the capture of `stream` by `end`. After an error other than `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, the capture still
-/// counts. A capture that another thread begins on this stream meanwhile is not counted, but a program begins and ends the captures
+/// Ends the capture of `stream` by `driver_call`. After errors other than `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, it still counts. A capture that
+/// another thread begins on this stream meanwhile is not counted, but a program begins and ends the captures
 /// of one stream in order.
-pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
-    let code = end();
+pub(crate) fn end(stream: usize, driver_call: impl FnOnce() -> Code) -> Code {
+    let code = driver_call();
     if matches!(code, CUDA_SUCCESS | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
         let ended = Capture::of(stream, None);
         CAPTURES.lock().retain(|capture| !capture.is_same_stream(&ended));
@@ -71,14 +71,14 @@ pub(crate) fn end(stream: usize, end: impl FnOnce() -> Code) -> Code {
     code
 }
 
-/// Destroys `stream` by `destroy`. If it captures, the capture ends with it.
-pub(crate) fn destroy(stream: usize, destroy: impl FnOnce() -> Code) -> Code {
+/// Destroys `stream` by `driver_call`. If it captures, the capture ends with it.
+pub(crate) fn destroy_stream(stream: usize, driver_call: impl FnOnce() -> Code) -> Code {
     if !CAPTURES.lock().iter().any(|capture| capture.stream == stream) {
-        return destroy();
+        return driver_call();
     }
     // The lock was released meanwhile: a capture that begins on a stream while it is destroyed is an error of the program.
     let mut captures = CAPTURES.lock();
-    let code = destroy();
+    let code = driver_call();
     if code == CUDA_SUCCESS {
         captures.retain(|capture| capture.stream != stream);
     }
@@ -94,5 +94,5 @@ pub(crate) fn forget(context: u64) {
 /// returns `None`.
 pub(crate) fn without_captures<R>(record: impl FnOnce() -> R) -> Option<R> {
     let captures = CAPTURES.lock();
-    (captures.is_empty() && !process::has_stopped()).then(record)
+    (captures.is_empty() && !process::has_stopped_serving()).then(record)
 }

@@ -1,9 +1,9 @@
 //! The contexts that the program uses, each with its pool, its idle events, and whether it still exists.
 //!
-//! A context becomes known when it is retained, created or made current, and when one of its streams begins a capture. It is
-//! also recorded if it is current during a request, a free, a registration or the creation of a stream. Primary contexts that
-//! no hook saw are added before each free of served memory (`context_end`). Memory is portable, so the work of any context may
-//! use it, and a free records an event in each context.
+//! A context becomes known when it is retained, created or made current, when one of its streams begins a capture, or if it is
+//! current during a request, a free, a registration or the creation of a stream. Primary contexts that no hook saw are added
+//! before each free of served memory (`context_end`). Memory is portable, so the work of any context may use it, and a free
+//! records an event in each known context.
 //!
 //! A context ends when it is destroyed or, if it is a primary context, when it is reset or released for the last time. Calls
 //! that use a context enter its [`Lifetime`]. The end waits for these calls, and later calls wait while the driver ends the context.
@@ -34,7 +34,7 @@ pub(crate) struct Context {
     device: Option<c_int>,
     /// Whether the program made the context, so that it is not a primary context. All others are assumed to be primary, since
     /// the runtime also retains primary contexts through a separate table.
-    created_by_program: AtomicBool,
+    is_created_by_program: AtomicBool,
     /// The device for which the driver returned this as its primary context; negative if there is none.
     primary_of: AtomicI32,
     lifetime: Lifetime,
@@ -49,11 +49,11 @@ pub(crate) struct Context {
 enum PoolState {
     NotYet,
     Ready(Arc<Pool>),
-    /// The pool could not be made. Not tried again.
-    Failed,
+    /// There is no pool and will be none: it could not be made, or the context has ended.
+    Gone,
 }
 
-static NUMBERS: AtomicU64 = AtomicU64::new(0);
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
@@ -86,7 +86,7 @@ impl Context {
                 Ok(pool) => PoolState::Ready(Arc::new(pool)),
                 Err(error) => {
                     log::no_pool(&error);
-                    PoolState::Failed
+                    PoolState::Gone
                 }
             };
         }
@@ -121,16 +121,16 @@ impl Context {
 
     /// Removes the pool of a context that is gone.
     pub(crate) fn take_pool(&self) -> Option<Arc<Pool>> {
-        match mem::replace(&mut *self.pool.lock(), PoolState::Failed) {
+        match mem::replace(&mut *self.pool.lock(), PoolState::Gone) {
             PoolState::Ready(pool) => Some(pool),
-            PoolState::NotYet | PoolState::Failed => None,
+            PoolState::NotYet | PoolState::Gone => None,
         }
     }
 
     /// Returns whether this may be the primary context of `device`.
     pub(crate) fn may_be_primary_of(&self, device: c_int) -> bool {
         // Acquire: pairs with the Release in `add_created`.
-        !self.created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
+        !self.is_created_by_program.load(Ordering::Acquire) && self.device.is_none_or(|own| own == device)
     }
 }
 
@@ -153,9 +153,9 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
         let context = Arc::new(Context {
             handle,
             // Relaxed: the number publishes no other data.
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             device,
-            created_by_program: AtomicBool::new(false),
+            is_created_by_program: AtomicBool::new(false),
             primary_of: AtomicI32::new(-1),
             lifetime: Lifetime::default(),
             spare_events: Mutex::default(),
@@ -169,12 +169,12 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
 
 /// Adds the context with this handle, which the program has created.
 pub(crate) fn add_created(handle: usize) {
-    find_or_add(handle).created_by_program.store(true, Ordering::Release);
+    find_or_add(handle).is_created_by_program.store(true, Ordering::Release);
 }
 
 /// Adds the context with this handle, which is the primary context of `device`.
 pub(crate) fn add_primary(handle: usize, device: c_int) {
-    // Relaxed: the number publishes no other data.
+    // Relaxed: readers compare the device and read nothing else through it.
     find_or_add(handle).primary_of.store(device, Ordering::Relaxed);
 }
 

@@ -235,7 +235,7 @@ impl Driver {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(CU_STREAM_LEGACY, &raw mut status) };
-        status != 0 || is_refused_by_capture(code)
+        status != 0 || can_succeed_after_capture(code)
     }
 }
 
@@ -246,8 +246,9 @@ fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
 }
 
 /// Returns whether a call was refused because of a capture, 900 to 906, so that it may succeed later. The other two codes about
-/// captures do not say that: 907 is an event that was recorded in a capture, 908 an end of a capture by another thread.
-pub(crate) fn is_refused_by_capture(code: Code) -> bool {
+/// captures do not say that: 907 is an event that was recorded in a capture, 908 an end of a capture by another thread. Unlike the
+/// pinpool library, this crate also includes 902 to 906, since the program does not see its calls.
+pub(crate) fn can_succeed_after_capture(code: Code) -> bool {
     (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED..=CUDA_ERROR_STREAM_CAPTURE_IMPLICIT).contains(&code)
 }
 

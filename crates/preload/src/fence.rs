@@ -1,15 +1,14 @@
 //! A fence after all work of every known context. The driver's free function would wait for the work of all contexts;
-//! [`contexts`](crate::contexts) describes which are recorded.
+//! [`contexts`](crate::contexts) describes which contexts are known.
 //!
 //! ```text
-//!   waiting ──no capture in progress──▶ recorded: an event in each context ──all completed──▶ completed
+//!   waiting ──no capture in progress──▶ recorded: an event in each known context ──all completed──▶ completed
 //!      └── while a stream captures: tried again at each sweep of the pool
 //! ```
 //!
 //! A record that comes later than the free covers more work than it must, never less. If the driver refuses an event, the next
 //! sweep records it.
 
-use std::mem;
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
@@ -19,9 +18,9 @@ use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::contexts::Context;
 use crate::driver::{
-    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle, is_refused_by_capture,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle, can_succeed_after_capture,
 };
-use crate::{captures, process};
+use crate::{captures, log, process};
 use pinpool_os::sync::unmodeled::Mutex;
 
 /// Time between two checks of work that cannot be waited for.
@@ -92,14 +91,25 @@ impl FenceState {
     fn record(&mut self, driver: &Driver) -> Result<(), Code> {
         let Self::Waiting(contexts) = self else { return Ok(()) };
         let mut events = Vec::with_capacity(contexts.len());
-        let recorded = captures::without_captures(|| record_events(driver, contexts, &mut events)).unwrap_or(Ok(false));
+        let mut is_first_stop = false;
+        let recorded = captures::without_captures(|| {
+            let recorded = record_events(driver, contexts, &mut events);
+            // A non-blocking stream captures, and no hook saw it begin. The driver lists no streams that could be queried first.
+            is_first_stop = recorded.is_err_and(can_succeed_after_capture) && process::stop_serving();
+            recorded
+        });
+        // Logged only now, so that a blocked write does not block the begin of a capture.
+        if is_first_stop {
+            log::no_longer_served(process::UNSEEN_CAPTURE);
+        }
+        let recorded = recorded.unwrap_or(Ok(false));
         if recorded == Ok(true) {
             *self = Self::Recorded(events);
             return Ok(());
         }
         // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
         events.into_iter().for_each(|(context, event)| context.put_event(event));
-        recorded.map(drop)
+        recorded.map(drop).or_else(|code| if can_succeed_after_capture(code) { Ok(()) } else { Err(code) })
     }
 
     /// Removes the completed events. Returns whether no event is left.
@@ -107,19 +117,20 @@ impl FenceState {
         let Self::Recorded(events) = self else { return Ok(false) };
         let _relaxed = driver.relax();
         let mut refused = Ok(());
-        // Queries all events, even after an error: an event that is not put back would count as complete.
-        for (context, event) in mem::take(events) {
-            match context.while_alive(|_| driver.is_complete(event)) {
-                None => {}
-                Some(Ok(true)) => context.put_event(event),
-                Some(Ok(false)) => events.push((context, event)),
-                Some(Err(code)) => {
-                    events.push((context, event));
-                    // Some captures forbid the query even in relaxed mode, so it is repeated later.
-                    refused = if is_refused_by_capture(code) { refused } else { refused.and(Err(code)) };
-                }
+        // After a panic too, an event that was not seen complete stays: without it the work would count as complete.
+        events.retain(|(context, event)| match context.while_alive(|_| driver.is_complete(*event)) {
+            None => false,
+            Some(Ok(true)) => {
+                context.put_event(*event);
+                false
             }
-        }
+            Some(Ok(false)) => true,
+            // Some captures forbid the query even in relaxed mode, so it is repeated later.
+            Some(Err(code)) => {
+                refused = if can_succeed_after_capture(code) { refused } else { refused.and(Err(code)) };
+                true
+            }
+        });
         refused.map(|()| events.is_empty())
     }
 }
@@ -139,14 +150,11 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
         match event {
             // The context is gone, and its work with it.
             None => {}
-            // A function that no hook saw has ended it.
+            // A function that no hook saw has ended it. It stays listed, at the cost of one refused call for each fence, until a
+            // hook sees the end of a context of its device.
             Some(Err(CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT)) => context.forget_primary(),
             Some(Ok(Some(event))) => events.push((context.clone(), event)),
             Some(Ok(None)) => return Ok(false),
-            Some(Err(code)) if is_refused_by_capture(code) => {
-                process::stop(process::UNSEEN_CAPTURE);
-                return Ok(false);
-            }
             Some(Err(code)) => return Err(code),
         }
     }
@@ -168,7 +176,7 @@ unsafe impl Fence for KnownContextsFence {
 
     fn wait(&self) -> pinpool::Result<()> {
         while !self.wait_unless_capturing().map_err(|code| self.unknown(code))? {
-            if process::has_stopped() && matches!(*self.state.lock(), FenceState::Waiting(_)) {
+            if process::has_stopped_serving() && matches!(*self.state.lock(), FenceState::Waiting(_)) {
                 return Err(Error::device_failed("the process is no longer served, so no event is recorded"));
             }
             thread::sleep(PAUSE);

@@ -1,9 +1,9 @@
 //! The functions that replace the driver's functions: one table, from which the exports and the answers of `cuGetProcAddress` are
 //! generated.
 //!
-//! A row has the exported name and the name that programs pass to `cuGetProcAddress`. It also has the CUDA versions in which
-//! that name has this type, and the default stream that the function uses for handle 0. If a program requests a newer
-//! version, it receives the driver's own function.
+//! A row lists the exported name, the name that programs pass to `cuGetProcAddress`, the CUDA versions in which that name has
+//! this type, and the default stream that the function uses for handle 0. If a program requests a newer version, it receives
+//! the driver's own function.
 //!
 //! A panic ends in the hook, which then returns the driver's unknown error. In a forked child that may not be served, hooks
 //! call the driver's own functions.
@@ -59,11 +59,8 @@ impl Hook {
     }
 
     fn real(&self) -> Option<NonNull<c_void>> {
-        NonNull::new(self.real.load(Ordering::Relaxed)).or_else(|| {
-            let found = lookup::real_function(self.name)?;
-            self.learn(found);
-            Some(found)
-        })
+        let look_up = || lookup::real_function(self.name).inspect(|&found| self.learn(found));
+        NonNull::new(self.real.load(Ordering::Relaxed)).or_else(look_up)
     }
 }
 
@@ -139,7 +136,7 @@ hooks! {
     cuMemFreeHost = c"cuMemFreeHost" 2000..FIRST_UNKNOWN_VERSION Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..FIRST_UNKNOWN_VERSION Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => call_and_add(|| count_registration(bytes), || real(start, bytes, flags));
+        real => call_and_add(|| on_registered(bytes), || real(start, bytes, flags));
     cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint)
         real => call_and_add(contexts::add_current, || real(out, flags));
@@ -147,7 +144,7 @@ hooks! {
         (out: *mut usize, flags: c_uint, priority: c_int)
         real => call_and_add(contexts::add_current, || real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..FIRST_UNKNOWN_VERSION Any (stream: usize)
-        real => if_served(|| real(stream), |real| captures::destroy(stream, real));
+        real => if_served(|| real(stream), |real| captures::destroy_stream(stream, real));
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, mode: c_int)
         real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::add_context_of(stream), real));
@@ -202,7 +199,8 @@ hooks! {
     // No event covers the work of a green context that is never current, and its handle is known only after this call.
     cuGreenCtxCreate = c"cuGreenCtxCreate" 12040..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, resources: usize, device: c_int, flags: c_uint)
-        real => call_and_add(|| process::stop(process::GREEN_CONTEXT), || real(out, resources, device, flags));
+        real => call_and_add(|| process::stop_serving().then(|| log::no_longer_served(process::GREEN_CONTEXT)),
+            || real(out, resources, device, flags));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
@@ -239,8 +237,8 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
     }
 }
 
-/// Counts memory that the program registers. Adds the current context too.
-fn count_registration(bytes: usize) {
+/// Counts memory that the program has registered, adds the current context, and records that this process uses contexts.
+fn on_registered(bytes: usize) {
     contexts::add_current();
     process::set_uses_contexts();
     registrations::count(bytes);
@@ -264,9 +262,9 @@ fn call_and_add<R>(add: impl FnOnce() -> R, real: impl FnOnce() -> Code) -> Code
     code
 }
 
-/// Calls `hook` with the driver's function `real`, but in a forked child that may not be served only `real`.
-fn if_served<R: Fn() -> Code>(real: R, hook: impl FnOnce(R) -> Code) -> Code {
-    if process::may_be_served() { hook(real) } else { real() }
+/// Calls `body` with the driver's function `real`, but in a forked child that may not be served only `real`.
+fn if_served<R: Fn() -> Code>(real: R, body: impl FnOnce(R) -> Code) -> Code {
+    if process::may_be_served() { body(real) } else { real() }
 }
 
 /// Replaces the function that the driver returned for `name` by the hook for it, if there is one.

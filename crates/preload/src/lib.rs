@@ -46,6 +46,8 @@
 //!   from the table. Only that free returns the buffer, with a fence after all work that was enqueued before.
 //! - **preload-I4**: a pool is not used after its context is gone: its source neither allocates nor releases memory, its
 //!   buffers are leaked, and another pool serves later requests.
+//! - **preload-I5**: locks are taken in this order: `PRIMARY_CONTEXTS`, the pool of a context, the state of a fence, `CAPTURES`,
+//!   the `Lifetime` of a context. `BUFFERS`, `CONTEXTS` and `BLOCKS` are held for one look-up, and no driver call is made meanwhile.
 #![allow(unsafe_code)] // Sits between a program and the driver's C interface.
 
 mod buffers;

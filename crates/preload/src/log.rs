@@ -65,7 +65,7 @@ pub(crate) fn passed_through(reason: &NotServed) {
     if !logged.contains(&kind) {
         logged.push(kind);
         drop(logged);
-        warn!("not served, the driver's own function is called: {reason}");
+        warn!("not served by the pool, but by the driver's own function: {reason}");
     }
 }
 

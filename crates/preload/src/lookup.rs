@@ -57,10 +57,9 @@ pub(crate) fn real_function(name: &CStr) -> Option<NonNull<c_void>> {
     next.or_else(|| look_up(loaded_driver()?.as_ptr(), name).filter(not_a_hook))
 }
 
-/// Returns the driver, if the process has loaded it.
+/// Returns the driver, if the process has loaded it. The handle is never closed, so that the driver stays loaded.
 fn loaded_driver() -> Option<NonNull<c_void>> {
-    let seen = DRIVER_FUNCTION.load(Ordering::Relaxed);
-    let of_seen = if seen.is_null() { None } else { image_of(seen) };
+    let of_seen = image_of(DRIVER_FUNCTION.load(Ordering::Relaxed)); // `None` for a null address.
     let by_name = || DRIVER_FILES.into_iter().find_map(|name| open_loaded(name.as_ptr()));
     of_seen.and_then(|library| open_loaded(library.dli_fname)).or_else(by_name)
 }
@@ -80,11 +79,12 @@ pub(crate) fn image_of(address: *const c_void) -> Option<libc::Dl_info> {
     known.then(|| unsafe { facts.assume_init() })
 }
 
-/// Returns the library with this name, if the process has loaded it. Loads nothing.
+/// Returns the library with this name, if the process has loaded it. Loads nothing. The library stays loaded until
+/// the handle is closed.
 pub(crate) fn open_loaded(name: *const c_char) -> Option<NonNull<c_void>> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: the name ends in 0, and with RTLD_NOLOAD no library is loaded. The handle is never closed, so the library stays loaded.
+    // SAFETY: the name ends in 0, and with RTLD_NOLOAD no library is loaded.
     NonNull::new(unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }

@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pinpool_os::fork::{self, ForkGeneration};
 
-use crate::log;
-
 /// The process in which the first context became known; 0 while there is none.
 static SERVED_PROCESS: AtomicU64 = AtomicU64::new(0);
 
@@ -47,14 +45,13 @@ pub(crate) fn set_uses_contexts() {
 }
 
 /// Returns whether the process is no longer served: no event may be recorded, and memory that is freed is not reused.
-pub(crate) fn has_stopped() -> bool {
+pub(crate) fn has_stopped_serving() -> bool {
     // Relaxed: the flag publishes no other data.
     HAS_STOPPED.load(Ordering::Relaxed)
 }
 
-/// Stops serving the process, because of [`UNSEEN_CAPTURE`] or [`GREEN_CONTEXT`]. Logs the first reason.
-pub(crate) fn stop(why: &str) {
-    if !HAS_STOPPED.swap(true, Ordering::Relaxed) {
-        log::no_longer_served(why);
-    }
+/// Returns whether the process was served until now; the caller then logs the reason, [`UNSEEN_CAPTURE`] or
+/// [`GREEN_CONTEXT`].
+pub(crate) fn stop_serving() -> bool {
+    !HAS_STOPPED.swap(true, Ordering::Relaxed)
 }

@@ -13,9 +13,7 @@ use pinpool::source::{PAGE_BYTES, Region, Retry, Source, SourceError};
 use pinpool::unstable::backend::{BuiltInSource, GRANULE_BYTES};
 
 use crate::contexts::Context;
-use crate::driver::{
-    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Code, Driver, SERVED_FLAGS,
-};
+use crate::driver::{Code, Driver, SERVED_FLAGS, can_succeed_after_capture};
 use crate::driver_blocks::{DriverBlock, DriverBlocks};
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -47,10 +45,7 @@ impl HostSource {
     }
 
     fn error(&self, call: &'static str, code: Code) -> SourceError {
-        // These codes come from a stream capture, and the call can succeed once the capture has ended.
-        let is_by_capture =
-            matches!(code, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-        let retry = if is_by_capture { Retry::Soon } else { Retry::Later };
+        let retry = if can_succeed_after_capture(code) { Retry::Soon } else { Retry::Later };
         SourceError::new(call, self.driver.name(code)).with_code(code.into()).with_retry(retry)
     }
 

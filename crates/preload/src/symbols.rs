@@ -14,7 +14,8 @@
 //! stack and the arguments unchanged. The replacement itself looks up only names of the table. With a handle, the result does
 //! not depend on the caller. With `RTLD_DEFAULT`, the exports of this library come first for every caller.
 //!
-//! Nothing here allocates or takes a lock unless the name is in the table, since allocators call `dlsym` before they are ready.
+//! The first call looks up the real `dlsym` (`dlvsym` takes the loader's lock). Otherwise nothing here allocates or takes a lock
+//! unless the name is in the table, since allocators call `dlsym` before they are ready.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
@@ -69,8 +70,11 @@ extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: *const c_
 fn is_behind_hooks(caller: *const c_void, name: &CStr) -> bool {
     let Some(library) = image_of(caller) else { return false };
     let defines = || {
-        let found = look_up(open_loaded(library.dli_fname)?.as_ptr(), name)?;
-        Some(image_of(found.as_ptr())?.dli_fbase == library.dli_fbase)
+        let handle = open_loaded(library.dli_fname)?.as_ptr();
+        let found = look_up(handle, name);
+        // SAFETY: the handle from above. The caller's code runs now, so its library stays loaded meanwhile.
+        let _closed = unsafe { libc::dlclose(handle) };
+        Some(image_of(found?.as_ptr())?.dli_fbase == library.dli_fbase)
     };
     is_own(caller) || defines().unwrap_or(false)
 }

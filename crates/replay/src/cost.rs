@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// Call times count as dependent on the bytes if the bytes explain at least this share of their variance.
-const MIN_EXPLAINED_VARIANCE: f64 = 0.25;
+const EXPLAINED_VARIANCE_MIN: f64 = 0.25;
 
 /// A recorded driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl CallCost {
         });
         let (squares, products, spread) = sums.fold((0.0, 0.0, 0.0), |(a, b, c), (x, y, z)| (a + x, b + y, c + z));
         let slope = products / squares.max(1.0);
-        let follows = products > 0.0 && products * products >= squares * spread * MIN_EXPLAINED_VARIANCE;
+        let follows = products > 0.0 && products * products >= squares * spread * EXPLAINED_VARIANCE_MIN;
         let fastest = calls.iter().map(|call| call.took_ns as f64 / call.bytes.max(1) as f64).fold(f64::MAX, f64::min);
         let slope = if follows { slope } else { slope.max(fastest) };
         // A steeper line would cross 0. Since `call_ns` is cut off at 0, the calls together would then cost more than they took.

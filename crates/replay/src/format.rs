@@ -20,7 +20,7 @@
 //! | `p K` | continue with pool K |
 //! | `t MICROSECONDS` | the clock advances |
 //!
-//! A trace has at most [`MAX_LINES`] lines and [`RECORDS_MAX`] records, so that a small compressed file or a large number cannot
+//! A trace has at most [`LINES_MAX`] lines and [`RECORDS_MAX`] records, so that a small compressed file or a large number cannot
 //! exhaust the memory or the time of the machine.
 
 use std::collections::HashMap;
@@ -93,15 +93,15 @@ pub enum TraceError {
 }
 
 /// Maximum number of lines of a trace: 20 times the longest trace of this repository, about 300 MB in memory.
-const MAX_LINES: u64 = 4_000_000;
+const LINES_MAX: u64 = 4_000_000;
 /// Maximum number of records of a trace.
 const RECORDS_MAX: u64 = 16_000_000;
 /// Longest line, with its end.
 const LINE_BYTES_MAX: u64 = 4096;
 /// Largest number of pools in a header.
-const MAX_POOLS: usize = 1024;
+const POOLS_MAX: usize = 1024;
 /// Longest duration of a workload: a replay polls the pool once a second.
-pub(super) const MAX_DURATION_US: u64 = 366 * 24 * 3_600 * 1_000_000;
+pub(super) const DURATION_US_MAX: u64 = 366 * 24 * 3_600 * 1_000_000;
 
 impl Trace {
     /// Reads the trace at `path`; `-` is stdin. The first bytes tell whether it is compressed by gzip.
@@ -166,7 +166,7 @@ impl Parser {
     /// Adds a line, which is passed as bytes, and as text without its end.
     fn add(&mut self, bytes: &[u8], text: &str) -> Result<(), String> {
         let whole = bytes.len() as u64 != LINE_BYTES_MAX || bytes.ends_with(b"\n");
-        require(self.line <= MAX_LINES, || format!("a trace has at most {MAX_LINES} lines"))?;
+        require(self.line <= LINES_MAX, || format!("a trace has at most {LINES_MAX} lines"))?;
         require(whole, || "too long for a line of a trace".to_owned())?;
         require(std::str::from_utf8(bytes).is_ok(), || "not UTF-8 text".to_owned())?;
         match text.strip_prefix('#') {
@@ -186,7 +186,7 @@ impl Parser {
             Some(("rounder", "pow2")) => header.rounding = Rounding::Pow2,
             Some(("pools", n)) => {
                 header.pools = number(n).unwrap_or(0);
-                require((1..=MAX_POOLS).contains(&header.pools), || format!("a trace has 1 to {MAX_POOLS} pools"))?;
+                require((1..=POOLS_MAX).contains(&header.pools), || format!("a trace has 1 to {POOLS_MAX} pools"))?;
             }
             _ => return Err("unknown setting; use limit N, auto_resize 0|1, rounder noop|pow2 or pools N".to_owned()),
         }
@@ -210,7 +210,7 @@ impl Parser {
             ["t", micros] => {
                 let now_ns = &mut self.trace.ended_ns;
                 *now_ns = now_ns.saturating_add(number::<u64>(micros)?.saturating_mul(1_000));
-                require(*now_ns / 1_000 <= MAX_DURATION_US, || "the trace lasts longer than a year".to_owned())
+                require(*now_ns / 1_000 <= DURATION_US_MAX, || "the trace lasts longer than a year".to_owned())
             }
             _ => Err("not a line of a workload (a, f, r, s, c, p or t with the right number of fields)".to_owned()),
         }

@@ -83,6 +83,6 @@ impl Replay {
     ///
     /// If settings contradict each other.
     pub fn config(&self) -> Result<Config, Error> {
-        self.builder().config()
+        self.builder().unstable_config()
     }
 }

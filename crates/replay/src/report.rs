@@ -52,7 +52,7 @@ pub struct ReplayReport {
     /// How often the limit on idle buffers was raised.
     pub raises: u64,
     /// How often the limit on idle buffers was lowered.
-    pub lowers: u64,
+    pub reductions: u64,
     /// Requests that waited at the limit.
     pub waits: u64,
     /// Requests that timed out.
@@ -102,7 +102,7 @@ impl Workload {
     /// Returns the reason why a recording cannot be replayed faithfully, if a replay under the recorded settings shows one.
     pub fn doubt(&self, as_recorded: &ReplayReport) -> Option<String> {
         let (recorded_us, replayed_us) = (self.ended_us, as_recorded.ended_us);
-        let late = as_recorded.timeouts.saturating_sub(self.failed_gets);
+        let late = as_recorded.timeouts.saturating_sub(self.failed_requests);
         let why = if self.is_closed && late > 0 {
             let late = counted(late, "request");
             format!("with the recorded settings {late} of the replay time out, but not in the recording")

@@ -125,8 +125,8 @@ impl BuiltInSource for SimSource {
 
 // SAFETY: vm-S1 to S5 hold for `heap`, which makes every change.
 unsafe impl VirtualMemory for SimSource {
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
-        self.heap.reserve(len_bytes)
+    fn reserve_addresses(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+        self.heap.reserve_addresses(len_bytes)
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
@@ -160,9 +160,9 @@ unsafe impl VirtualMemory for SimSource {
         Ok(())
     }
 
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+    unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError> {
         // SAFETY: the caller's promise.
-        unsafe { self.heap.unreserve(range) }
+        unsafe { self.heap.release_addresses(range) }
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn old_places_are_unmapped_when_needed_and_adjacent_ones_together() {
         let source = SimSource::new(1 << 40);
-        let range = source.reserve(64 * GRANULE_BYTES).unwrap();
+        let range = source.reserve_addresses(64 * GRANULE_BYTES).unwrap();
         let piece =
             |first: usize, count: usize| Subrange { offset: first * GRANULE_BYTES, bytes: count * GRANULE_BYTES };
         let micros = || source.take_calls().waited_ns / 1_000;

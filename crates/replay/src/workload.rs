@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::cost::TimedCall;
-use super::format::{MAX_DURATION_US, Trace, TraceError};
+use super::format::{DURATION_US_MAX, Trace, TraceError};
 use super::sim::move_ns;
 use super::threads::{Step, Threads};
 use pinpool_observe::diagnosis::words::counted;
@@ -27,7 +27,7 @@ pub struct Workload {
     /// `true` if requests waited when it was recorded.
     pub has_waited: bool,
     /// Requests of more than zero bytes.
-    pub gets: u64,
+    pub requests: u64,
     get_bytes: u64,
     /// Duration in microseconds; 0 without `t` lines.
     pub duration_us: u64,
@@ -50,7 +50,7 @@ pub struct Workload {
     /// Variables without effect because the program sets them in its code.
     set_in_code: Vec<String>,
     /// Requests that failed when it was recorded; no replay contains them.
-    pub failed_gets: u64,
+    pub failed_requests: u64,
 }
 
 impl Workload {
@@ -82,10 +82,10 @@ impl Workload {
                     workload.moves_ns = (workload.moves_ns.0 + took_ns, workload.moves_ns.1 + model_ns);
                 }
                 Event::MaxBytes { bytes } => limit = Some(bytes),
-                Event::Refused { .. } => workload.failed_gets += 1,
+                Event::Refused { .. } => workload.failed_requests += 1,
                 Event::Get { bytes, .. } => {
                     workload.pools.insert(record.pool);
-                    workload.gets += 1;
+                    workload.requests += 1;
                     workload.get_bytes = workload.get_bytes.saturating_add(bytes);
                 }
                 _ => {}
@@ -95,11 +95,11 @@ impl Workload {
                 workload.used.push((workload.duration_us, threads.held_bytes));
             }
         }
-        if workload.duration_us > MAX_DURATION_US {
+        if workload.duration_us > DURATION_US_MAX {
             return Err(TraceError::Io(io::Error::other("it lasts longer than a year")));
         }
-        let left_out = (workload.failed_gets > 0).then(|| {
-            let left_out = counted(workload.failed_gets, "request");
+        let left_out = (workload.failed_requests > 0).then(|| {
+            let left_out = counted(workload.failed_requests, "request");
             format!("left out: {left_out} that failed when it was recorded; the program needs more than this shows")
         });
         workload.warning = recording.warning.clone().or(left_out);
@@ -186,7 +186,7 @@ impl Workload {
 
     /// Returns the mean bytes of a request; 0 without requests.
     pub fn mean_get_bytes(&self) -> u64 {
-        self.get_bytes.checked_div(self.gets).unwrap_or(0)
+        self.get_bytes.checked_div(self.requests).unwrap_or(0)
     }
 
     /// Returns the peak of the bytes requested and not returned, without rounding.

@@ -14,7 +14,7 @@ pub struct BufferCounts {
     /// Sent by a worker and not received.
     pub sent: usize,
     /// Received and not released, or in flight. Buffers with a damaged state are counted here too.
-    pub held: usize,
+    pub received: usize,
 }
 
 impl BufferCounts {
@@ -25,7 +25,7 @@ impl BufferCounts {
                 Some(Usage::Free) => &mut counts.free,
                 Some(Usage::Filling(_)) => &mut counts.filling,
                 Some(Usage::Sent(_)) => &mut counts.sent,
-                Some(Usage::Held) | None => &mut counts.held,
+                Some(Usage::Received) | None => &mut counts.received,
             };
             *count += 1;
         }

@@ -17,9 +17,9 @@ pub(crate) enum ErrorKind {
     Pool(pinpool::Error),
     #[error(
         "no shared buffer was free within {waited:?}: of {buffers}, {filling} are being filled, {sent} are sent and not \
-         received, {held} are held by the trainer; wait longer, release received buffers earlier, or create more buffers"
+         received, {received} are held by the trainer; wait longer, release received buffers earlier, or create more buffers"
     )]
-    NoBuffer { waited: Duration, buffers: usize, filling: usize, sent: usize, held: usize },
+    NoBuffer { waited: Duration, buffers: usize, filling: usize, sent: usize, received: usize },
     #[error(
         "cannot allocate {len} bytes: a shared buffer holds at most {buffer_bytes} bytes; request fewer or create larger buffers"
     )]

@@ -84,9 +84,9 @@ impl Header {
         }
     }
 
-    /// Sets whether workers that find no free buffer are refused immediately.
-    pub(super) fn refuse_workers(&self, is_refusing: bool) {
-        let (from, to) = if is_refusing { (0, REFUSING) } else { (REFUSING, 0) };
+    /// Sets whether workers that find no free buffer may wait for one.
+    pub(super) fn set_accepting_workers(&self, is_accepting: bool) {
+        let (from, to) = if is_accepting { (REFUSING, 0) } else { (0, REFUSING) };
         // Closed buffers stay closed.
         let _ = self.is_closed.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
         self.freed_event().notify(i32::MAX);

@@ -82,7 +82,7 @@ impl MemoryFile {
         let huge = || Self::in_hugetlb(name, bytes);
         let small = || Self::create(name, bytes, 0, PAGE_BYTES);
         match hugetlb {
-            HugeTlb::Of2MiB => huge()
+            HugeTlb::Pages2MiB => huge()
                 .map_err(|error| error.with_remedy("reserve more pages (/proc/sys/vm/nr_hugepages), or omit hugetlb")),
             HugeTlb::Off => small(),
             HugeTlb::Auto => huge().or_else(|_| small()),

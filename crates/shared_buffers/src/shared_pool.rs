@@ -18,12 +18,17 @@ use pinpool_shared_limit::file::LockFile;
 
 /// Buffers that worker processes fill and this process copies to a device. This process pins their memory once.
 ///
-/// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again. Its bytes
-/// were written by another process, which must follow the protocol by using [`SharedWorker`](super::SharedWorker).
+/// A received buffer is a [`PinnedBuf`]. Once it is dropped and its copies have completed, workers can fill it again.
 ///
 /// After `SharedPool` is dropped, a worker's next `send`, or `get` without a free buffer, fails, and received buffers remain
 /// valid. The drop, or the return of the last received buffer, unpins the memory: if a driver pinned it, this waits for all
 /// work of the device. The memory is freed with the last process that maps it.
+///
+/// # Trust
+///
+/// Every process with the descriptor can write to the memory at any time. [`receive`](Self::receive) and
+/// [`SharedBuf::as_slice`](super::SharedBuf::as_slice) are sound only if all of these processes use this crate, so pass the
+/// descriptor only to such processes.
 #[derive(Debug)]
 pub struct SharedPool {
     lender: Lender,
@@ -34,7 +39,7 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
-    /// Creates `buffers` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses 2 MiB hugetlb pages
+    /// Creates `buffer_count` buffers of `buffer_bytes` within the limit of `pool`, pinned with its backend. Uses 2 MiB hugetlb pages
     /// for 2 MiB or more if enough of them are reserved. Calls the driver or the kernel, so it may take seconds. Waits for room
     /// only if a shared limit has none.
     ///
@@ -45,18 +50,18 @@ impl SharedPool {
     /// - [`is_backend`](crate::Error::is_backend): the kernel or the driver refused,
     /// - [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked,
     /// - [`is_closed`](crate::Error::is_closed): the pool was [closed](Pool::close).
-    pub fn new(pool: &Pool, buffer_bytes: usize, buffers: usize) -> Result<Self> {
-        Self::with_hugetlb(pool, buffer_bytes, buffers, HugeTlb::Auto)
+    pub fn new(pool: &Pool, buffer_bytes: usize, buffer_count: usize) -> Result<Self> {
+        Self::with_hugetlb(pool, buffer_bytes, buffer_count, HugeTlb::Auto)
     }
 
-    /// Creates buffers as [`new`](Self::new) does, which passes [`HugeTlb::Auto`]. [`HugeTlb::Off`] never uses hugetlb pages, and
-    /// [`HugeTlb::Of2MiB`] requires them.
+    /// Creates buffers as [`new`](Self::new) does, but with these huge pages (`new` passes [`HugeTlb::Auto`]). [`HugeTlb::Off`]
+    /// never uses hugetlb pages, and [`HugeTlb::Pages2MiB`] requires them.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new), also for [`HugeTlb::Of1GiB`].
-    pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffers: usize, hugetlb: HugeTlb) -> Result<Self> {
-        let (file, layout) = SharedFile::new(buffer_bytes, buffers, hugetlb)?;
+    /// The errors of [`new`](Self::new), also for [`HugeTlb::Pages1GiB`].
+    pub fn with_hugetlb(pool: &Pool, buffer_bytes: usize, buffer_count: usize, hugetlb: HugeTlb) -> Result<Self> {
+        let (file, layout) = SharedFile::new(buffer_bytes, buffer_count, hugetlb)?;
         let lock_file = locks_of(&file)?;
         if !lock_file.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {
             return Err(ErrorKind::Shared("another process has locked the new file".to_owned()).into());
@@ -100,7 +105,7 @@ impl SharedPool {
             Usage::Sent(_) if entry.len.load(Ordering::Relaxed) == ticket.len => "",
             Usage::Sent(_) => "its length is not what the worker sent",
             Usage::Filling(_) => "its worker is still filling the buffer",
-            Usage::Held => "it was received before, and the buffer is in use",
+            Usage::Received => "it was received before, and the buffer is in use",
             Usage::Free => "it was received before, and its buffer was returned",
         };
         if !why.is_empty() {
@@ -113,12 +118,12 @@ impl SharedPool {
     fn hold(&self, view: View<'_>, index: usize, entry: &BufferHeader, sent: BufferState) -> Result<Option<PinnedBuf>> {
         let len =
             usize::try_from(entry.len.load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(view.geometry.buffer_bytes);
-        if !entry.state.step(sent, Usage::Held) {
+        if !entry.state.step(sent, Usage::Received) {
             return Ok(None);
         }
         let lent = self.lender.lend(view.geometry.offset(index), len);
         if lent.is_err() {
-            entry.state.change(BufferState { usage: Usage::Held, ..sent }, sent);
+            entry.state.change(BufferState { usage: Usage::Received, ..sent }, sent);
         }
         lent.map(Some)
     }
@@ -173,14 +178,15 @@ impl SharedPool {
         recover(self.view()?, &self.lock_file, None)
     }
 
-    /// Sets whether workers are refused ([`is_trainer_unavailable`](crate::Error::is_trainer_unavailable)): `get` fails instead of waiting for a buffer,
-    /// `send` fails and frees its buffer, and no worker can attach. A trainer should set this before it joins its workers.
+    /// Sets whether workers are accepted (the default). If not, they are refused
+    /// ([`is_trainer_unavailable`](crate::Error::is_trainer_unavailable)): `get` fails instead of waiting for a buffer, `send`
+    /// fails and frees its buffer, and no worker can attach. A trainer should refuse its workers before it joins them.
     ///
     /// # Errors
     ///
     /// [`is_forked`](crate::Error::is_forked): this process was forked after the buffers were created.
-    pub fn refuse_workers(&self, is_refusing: bool) -> Result<()> {
-        self.view()?.header()?.refuse_workers(is_refusing);
+    pub fn set_accepting_workers(&self, is_accepting: bool) -> Result<()> {
+        self.view()?.header()?.set_accepting_workers(is_accepting);
         Ok(())
     }
 
@@ -216,7 +222,7 @@ impl SharedPool {
         self.lender.memory().is_hugetlb()
     }
 
-    /// Returns the pool of received buffers, which are [adopted](Pool::adopt) memory. [`BufferCounts::held`] counts the buffers
+    /// Returns the pool of received buffers, which are [adopted](Pool::adopt) memory. [`BufferCounts::received`] counts the buffers
     /// in use and in flight.
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
@@ -243,7 +249,7 @@ impl Drop for SharedPool {
 fn free(view: View<'_>, offset: usize) {
     let entry = view.geometry.index(offset).and_then(|index| view.buffer_header(index));
     let held = entry.and_then(|entry| Some((entry, entry.state.read()?)));
-    if let Some((entry, state @ BufferState { usage: Usage::Held, .. })) = held
+    if let Some((entry, state @ BufferState { usage: Usage::Received, .. })) = held
         && entry.state.step(state, Usage::Free)
         && let Ok(header) = view.header()
     {

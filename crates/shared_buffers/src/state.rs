@@ -1,9 +1,9 @@
 //! The state of one shared buffer: a word that processes change by compare-and-exchange.
 //!
 //! ```text
-//!   free ──take──▶ filling ──send──▶ sent ──receive──▶ held ──release──▶ free
-//!    ▲                │ dropped, or its worker died                        │
-//!    └────────────────┴─────────────────────────────────────────────────────┘
+//!   free ──take──▶ filling ──send──▶ sent ──receive──▶ received ──release──▶ free
+//!    ▲                │ dropped, or its worker died                            │
+//!    └────────────────┴─────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! The word contains the state, the slot of the worker that fills or has sent the buffer, and a generation that increases with
@@ -11,7 +11,7 @@
 //! never matches. A process that dies between two steps leaves a valid state.
 //!
 //! - **state-I1**: a word is changed only by the compare-and-exchange of [`StateWord::change`], so a buffer has one user at a
-//!   time: the worker that set it to `Filling`, then the trainer that set it to `Held`.
+//!   time: the worker that set it to `Filling`, then the trainer that set it to `Received`.
 
 use pinpool_os::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +29,7 @@ pub(super) enum Usage {
     /// The worker in this slot has sent the buffer, and the trainer has not received it.
     Sent(u16),
     /// The trainer has received the buffer and has not released it.
-    Held,
+    Received,
 }
 
 /// The contents of a word.
@@ -45,7 +45,7 @@ impl BufferState {
             Usage::Free => (0, 0),
             Usage::Filling(slot) => (1, slot),
             Usage::Sent(slot) => (2, slot),
-            Usage::Held => (3, 0),
+            Usage::Received => (3, 0),
         };
         (self.generation & GENERATION_MAX) << (STATE_BITS + SLOT_BITS) | u64::from(slot) << STATE_BITS | state
     }
@@ -57,7 +57,7 @@ impl BufferState {
             0 => Usage::Free,
             1 => Usage::Filling(slot),
             2 => Usage::Sent(slot),
-            3 => Usage::Held,
+            3 => Usage::Received,
             _ => return None,
         };
         Some(Self { usage, generation: word >> (STATE_BITS + SLOT_BITS) })
@@ -107,7 +107,7 @@ impl StateWord {
         self.change(free, taken).then_some(taken)
     }
 
-    /// Changes the use: `Filling` to `Sent`, `Sent` to `Held`, or any use to `Free`. Returns whether it did, as
+    /// Changes the use: `Filling` to `Sent`, `Sent` to `Received`, or any use to `Free`. Returns whether it did, as
     /// [`change`](Self::change) does.
     pub(super) fn step(&self, from: BufferState, usage: Usage) -> bool {
         self.change(from, from.with(usage))
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_word_holds_state_slot_and_generation() {
-        for usage in [Usage::Free, Usage::Held, Usage::Filling(0), Usage::Filling(u16::MAX), Usage::Sent(7)] {
+        for usage in [Usage::Free, Usage::Received, Usage::Filling(0), Usage::Filling(u16::MAX), Usage::Sent(7)] {
             for generation in [0, 1, GENERATION_MAX] {
                 let state = BufferState { usage, generation };
                 assert_eq!(BufferState::unpack(state.pack()), Some(state));
@@ -144,11 +144,11 @@ mod tests {
         assert_eq!(word.take(4), None);
         assert!(word.step(filling, Usage::Sent(3)) && !word.step(filling, Usage::Sent(3)));
         let sent = word.read().unwrap();
-        assert!(word.step(sent, Usage::Held) && !word.step(sent, Usage::Held), "received once");
+        assert!(word.step(sent, Usage::Received) && !word.step(sent, Usage::Received), "received once");
         assert!(word.step(word.read().unwrap(), Usage::Free));
         let again = word.take(3).unwrap();
         assert_eq!(again.generation, filling.generation + 1);
-        assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Held), "states of an earlier use");
+        assert!(!word.step(filling, Usage::Free) && !word.step(sent, Usage::Received), "states of an earlier use");
         assert_eq!(BufferState { usage: Usage::Free, generation: GENERATION_MAX }.taken_by(1).generation, 1);
     }
 

@@ -1,7 +1,7 @@
 //! The worker's side: attaches to the memory, fills buffers and sends them.
 #![allow(unsafe_code)] // Makes slices of shared memory.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ impl SharedWorker {
     ///
     /// The errors of [`attach`](Self::attach); [`is_backend`](crate::Error::is_backend) also if the descriptor cannot be
     /// opened.
-    pub fn attach_to_process(pid: u32, descriptor: i32) -> Result<Self> {
+    pub fn attach_to_process(pid: u32, descriptor: RawFd) -> Result<Self> {
         let path = format!("/proc/{pid}/fd/{descriptor}");
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
         let file = opened.map_err(|error| {
@@ -165,7 +165,7 @@ impl SharedWorker {
                 buffers: view.geometry.buffers,
                 filling: counts.filling,
                 sent: counts.sent,
-                held: counts.held,
+                received: counts.received,
             }
             .into());
         };
@@ -280,7 +280,8 @@ impl SharedBuf {
     ///
     /// # Panics
     ///
-    /// In a forked child, since its parent has the buffer.
+    /// In a forked child, since its parent has the buffer. The slices of a pool's `PinnedBuf` return an error instead, since they may
+    /// also wait for copies and fail.
     pub fn as_slice(&self) -> &[u8] {
         assert!(!self.attached.generation.is_stale(), "a forked child has no shared buffers: attach again");
         // SAFETY: the bytes are inside the mapping (memory-file-I1), and belong to this worker alone while it fills the buffer

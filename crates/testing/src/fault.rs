@@ -259,9 +259,9 @@ unsafe impl VirtualMemory for FaultSource {
         self.inner.virtual_memory().map_or(PAGE_BYTES, VirtualMemory::granule_bytes)
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+    fn reserve_addresses(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         self.script.enter(SourceCall::Reserve)?;
-        self.inner_memory()?.reserve(len_bytes)
+        self.inner_memory()?.reserve_addresses(len_bytes)
     }
 
     unsafe fn commit(&self, range: &AddressRange, offset: usize, bytes: usize) -> Result<(), SourceError> {
@@ -300,9 +300,9 @@ unsafe impl VirtualMemory for FaultSource {
         self.inner_memory()?.unmap_old_places()
     }
 
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+    unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError> {
         self.script.enter(SourceCall::Unreserve)?;
         // SAFETY: as above.
-        unsafe { self.inner_memory()?.unreserve(range) }
+        unsafe { self.inner_memory()?.release_addresses(range) }
     }
 }

@@ -129,7 +129,7 @@ struct GranuleRange<'source> {
 impl<'source> GranuleRange<'source> {
     fn reserve(memory: &'source dyn VirtualMemory, granules: usize) -> Self {
         let granule_bytes = memory.granule_bytes();
-        Self { memory, range: memory.reserve(granules * granule_bytes).unwrap(), granule_bytes }
+        Self { memory, range: memory.reserve_addresses(granules * granule_bytes).unwrap(), granule_bytes }
     }
 
     fn commit(&self, first: usize, count: usize) {
@@ -170,7 +170,7 @@ impl<'source> GranuleRange<'source> {
 
     fn unreserve(self) {
         // SAFETY: each check decommits all that it committed, and its slices are gone.
-        unsafe { self.memory.unreserve(self.range) }.unwrap();
+        unsafe { self.memory.release_addresses(self.range) }.unwrap();
     }
 }
 
@@ -178,7 +178,8 @@ fn ranges_are_aligned_and_disjoint(memory: &dyn VirtualMemory) {
     let granule_bytes = memory.granule_bytes();
     assert!(granule_bytes.is_power_of_two() && granule_bytes >= PAGE_BYTES);
     let lengths = [granule_bytes, 3 * granule_bytes, RANGE_ALIGN_BYTES + granule_bytes, 1 << 30];
-    let ranges: Vec<AddressRange> = lengths.iter().map(|&len_bytes| memory.reserve(len_bytes).unwrap()).collect();
+    let ranges: Vec<AddressRange> =
+        lengths.iter().map(|&len_bytes| memory.reserve_addresses(len_bytes).unwrap()).collect();
     let mut ends = Vec::new();
     for (range, len_bytes) in ranges.iter().zip(lengths) {
         assert_eq!((range.start().as_ptr().addr() % RANGE_ALIGN_BYTES, range.len_bytes()), (0, len_bytes), "vm-S1");
@@ -188,7 +189,7 @@ fn ranges_are_aligned_and_disjoint(memory: &dyn VirtualMemory) {
     assert!(ends.is_sorted_by(|before, after| before.1 <= after.0), "vm-S1: {ends:x?}");
     for range in ranges {
         // SAFETY: the range was reserved above, and was never used.
-        unsafe { memory.unreserve(range) }.unwrap();
+        unsafe { memory.release_addresses(range) }.unwrap();
     }
 }
 

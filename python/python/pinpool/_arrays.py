@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard
 
+import numpy as np
+
 from . import _pinpool
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from ._pinpool import _Stream, _Time
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     _Shape = SupportsIndex | Sequence[SupportsIndex]
     _Order = Literal["C", "F"]
     _Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Types of values that contain no arrays. A batch may have many of them, so they are checked first.
+_ATOMS = (str, bytes, int, float, complex, np.generic, type(None))
 
 
 def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> int:
@@ -36,8 +41,8 @@ def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> 
         arrays: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
             `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `arrays` may also be a
             `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays, in which one buffer of a pool suffices: other
-            memory, numbers, text and other objects are then ignored. Arrays within other objects, such as dataclasses, need
-            separate calls. Empty arrays have no memory and need no call.
+            memory, numbers, text and other objects are then ignored, but an object with a method `to`, and a dataclass or
+            another container with a tensor or array, are refused. Empty arrays have no memory and need no call.
         stream: as for `Buffer.record_stream`.
         missing_ok: whether arrays outside pools are accepted even if none is in a pool.
 
@@ -46,11 +51,9 @@ def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> 
 
     Raises:
         TypeError: no array is in a pool buffer, or a container has no arrays (with `missing_ok` only if an object is not an array);
-            a tensor is on a GPU; or `stream` is not a stream.
+            an object is refused, or a tensor is on a GPU (other arrays are still recorded); or `stream` is not a stream.
         BackendError, DeviceError, RequestError: as for `Buffer.record_stream`. The other arrays are still recorded.
     """
-    import numpy as np
-
     is_single = not isinstance(arrays, (Mapping, list, tuple))
     values = list(_values_in(arrays))
     missing = [arrays] if not values and not missing_ok else []
@@ -60,6 +63,8 @@ def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> 
     for value in values:
         is_array = is_tensor(value) or isinstance(value, (np.ndarray, memoryview, _pinpool.Buffer))
         try:
+            if not is_array and not is_single and not is_loader_batch(value):
+                refuse_hidden_arrays(value, "recorded")
             # A single object of another kind, such as a JAX array, is converted to find its address.
             address = _address(value) if is_array or is_single else None
             if address and address not in buffers:
@@ -88,14 +93,42 @@ def _not_in_a_pool(value: Any) -> TypeError:
 
 def _values_in(value: Any) -> Iterator[Any]:
     """Yields the values of a nested container, except values that cannot contain arrays: numbers, text and None."""
-    import numpy as np
-
     if isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _values_in(item)
-    elif not isinstance(value, (str, bytes, int, float, complex, np.generic, type(None))):
-        is_batch = hasattr(type(value), "__pinpool_arrays__")  # A `Batch` of `pinpool_loader`.
-        yield value.buffer if is_batch and isinstance(value.buffer, _pinpool.Buffer) else value
+    elif not isinstance(value, _ATOMS):
+        yield value.buffer if is_loader_batch(value) and isinstance(value.buffer, _pinpool.Buffer) else value
+
+
+def refuse_hidden_arrays(value: Any, omitted: str) -> None:
+    """Raises TypeError if `value`, an object of another kind, has arrays that would not be copied or recorded."""
+    if _has_arrays(value):
+        raise TypeError(f"the tensors of a {type(value).__name__} would not be {omitted}: pass them in a dict, list or tuple")
+
+
+def _has_arrays(value: Any) -> bool:
+    """Returns whether `value` is a tensor, a numeric array, a buffer or another object with `to`, or a nesting of dicts, sequences
+    and dataclasses with one."""
+    if isinstance(value, _ATOMS):
+        return False
+    is_container = isinstance(value, (Mapping, Sequence))
+    if is_tensor(value) or is_numeric(value) or is_loader_batch(value) or (hasattr(type(value), "to") and not is_container):
+        return True
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return any(_has_arrays(getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    if not is_container or isinstance(value, (bytearray, memoryview, range)):
+        return isinstance(value, _pinpool.Buffer)
+    return any(map(_has_arrays, value.values() if isinstance(value, Mapping) else value))
+
+
+def is_numeric(value: Any) -> bool:
+    """Returns whether `value` is an array of numbers or bools."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+
+
+def is_loader_batch(value: Any) -> bool:
+    """Returns whether `value` is a `Batch` of `pinpool_loader`."""
+    return hasattr(type(value), "_pinpool_arrays")
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -109,8 +142,6 @@ def _address(array: Any) -> int:
         if array.device.type != "cpu":
             raise TypeError(f"this tensor is on {array.device}: pass the tensor from which it was copied")
         return array.untyped_storage().data_ptr()
-    import numpy as np
-
     array = np.asarray(array)
     return array.ctypes.data if array.size else 0
 
@@ -135,8 +166,6 @@ def _lengths(shape: Any) -> tuple[int, ...]:
 
 
 def _empty_array(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, timeout: _Time | None) -> _Array:
-    import numpy as np
-
     if type(dtype).__module__ == "torch":
         raise TypeError(f"dtype {dtype} belongs to torch: pass library='torch' for a tensor, or a NumPy dtype")
     lengths, dtype = _lengths(shape), np.dtype(float if dtype is None else dtype)
@@ -162,11 +191,7 @@ def _empty_tensor(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order,
     if dtype is None:
         dtype = torch.get_default_dtype()
     elif not isinstance(dtype, torch.dtype):
-        dtype_name = dtype
-        if not isinstance(dtype_name, str):
-            import numpy as np
-
-            dtype_name = np.dtype(dtype_name).name
+        dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
         dtype = getattr(torch, dtype_name, None)
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype {dtype_name!r} is unknown to torch: use torch.float32, 'float32', np.float32, ...")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._log import logger
@@ -20,7 +21,7 @@ _JOIN_SECONDS = 5
 
 
 class SharedBatches:
-    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each loop is an epoch. Other attributes are the loader's."""
+    """The unpacked batches of a DataLoader, from `SharedPool.batches`. Each loop is an epoch. Attributes of the loader can be read from it."""
 
     def __init__(self, shared: SharedPool, loader: Iterable[PackedBatch]) -> None:
         self._shared, self._loader = shared, loader
@@ -40,6 +41,19 @@ class SharedBatches:
         super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:
+        shared, loop = self._shared, self._unpacked()
+        shared._trainer_core()  # Raises ForkError in a forked child, which must not end the workers of its parent's loop.
+        # An earlier loop is ended, because this one would wait for the buffers of its batches.
+        if shared._loop is not None:
+            if inspect.getgeneratorstate(shared._loop) == inspect.GEN_RUNNING:
+                raise RuntimeError("another thread or the loader runs a loop over this SharedPool: create one SharedPool for each loop")
+            shared._loop.close()
+        shared._loop = loop
+        yield from loop
+        if shared._loop is not loop:
+            raise RuntimeError("another loop over this SharedPool has begun: create one SharedPool for each loop")
+
+    def _unpacked(self) -> Generator[Any, None, None]:
         try:
             length: float = len(self)
         except TypeError:

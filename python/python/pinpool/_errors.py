@@ -26,15 +26,18 @@ class TimeoutError(LimitError, builtins.TimeoutError):
 
 
 class BackendError(PinpoolError, RuntimeError):
-    """The driver or the kernel refused a call, or the requested backend is not available."""
+    """The driver or the kernel refused a call, a backend is not available, or this torch cannot use a pool."""
 
 
 class AlreadyInstalledError(PinpoolError, RuntimeError):
-    """A pool or another allocator already serves the pinned memory of torch or CuPy, or tensors still use the pool that was installed before."""
+    """A pool or another allocator already serves the pinned memory of torch or CuPy, or tensors still use the last pool."""
 
 
 class DeviceError(PinpoolError, RuntimeError):
-    """The device failed, or the stream is capturing a graph. The pool cannot tell when the work completes, so it never reuses the memory."""
+    """The device failed, the driver refuses the stream, or the stream is capturing a graph.
+
+    It is unknown when the work completes, so the memory is never reused.
+    """
 
 
 class ForkError(PinpoolError, RuntimeError):

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ._arrays import is_tensor
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -23,7 +24,7 @@ _CopyTo: TypeAlias = Callable[[Any], object]
 _ALIGN = 64
 
 
-class Leaf(NamedTuple):
+class ArrayPosition(NamedTuple):
     """An array within a buffer."""
 
     offset: int
@@ -38,28 +39,24 @@ class BatchLayout:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._copies: list[tuple[Leaf, _CopyTo]] = []
+        self._copies: list[tuple[ArrayPosition, _CopyTo]] = []
 
-    def _add(self, shape: Sequence[int], itemsize: int, dtype: Any, is_torch: bool, copy_to: _CopyTo) -> Leaf:
-        leaf = Leaf(-(-self.nbytes // _ALIGN) * _ALIGN, tuple(shape), dtype, is_torch)
-        self.nbytes = leaf.offset + math.prod(shape) * itemsize
-        self._copies.append((leaf, copy_to))
-        return leaf
+    def _add(self, shape: Sequence[int], itemsize: int, dtype: Any, is_torch: bool, copy_to: _CopyTo) -> ArrayPosition:
+        position = ArrayPosition(-(-self.nbytes // _ALIGN) * _ALIGN, tuple(shape), dtype, is_torch)
+        self.nbytes = position.offset + math.prod(shape) * itemsize
+        self._copies.append((position, copy_to))
+        return position
 
-    def _array(self, shape: Sequence[int], dtype: np.dtype[Any], copy_to: _CopyTo) -> Leaf:
-        import numpy as np
-
+    def _array(self, shape: Sequence[int], dtype: np.dtype[Any], copy_to: _CopyTo) -> ArrayPosition:
         _check_no_objects(dtype)
         return self._add(shape, dtype.itemsize, dtype.str if np.dtype(dtype.str) == dtype else dtype, False, copy_to)
 
-    def _tensor(self, shape: Sequence[int], dtype: torch.dtype, copy_to: _CopyTo) -> Leaf:
+    def _tensor(self, shape: Sequence[int], dtype: torch.dtype, copy_to: _CopyTo) -> ArrayPosition:
         return self._add(shape, dtype.itemsize, str(dtype).removeprefix("torch."), True, copy_to)
 
     def place(self, value: Any) -> Any:
         """Returns `value` with its arrays and tensors replaced by their positions; everything else is unchanged."""
-        import numpy as np
-
-        if isinstance(value, Leaf):
+        if isinstance(value, ArrayPosition):
             return value
         if is_tensor(value):
             if not _is_plain(value):
@@ -100,8 +97,6 @@ class BatchLayout:
 
     def _stack(self, samples: list[Any]) -> Any:
         """Returns `samples` as NumPy arrays, each with a position, in the containers of the first sample."""
-        import numpy as np
-
         if not samples:
             raise ValueError("no samples to stack: a batch has one or more")
         first = samples[0]
@@ -126,9 +121,9 @@ class BatchLayout:
     def fill(self, memory: Any) -> None:
         """Copies the arrays and tensors to their positions in `memory`."""
         views = Views(memory)
-        for leaf, copy_to in self._copies:
-            if math.prod(leaf.shape):
-                copy_to(views.restore(leaf))
+        for position, copy_to in self._copies:
+            if math.prod(position.shape):
+                copy_to(views.restore(position))
         self._copies.clear()
 
 
@@ -138,34 +133,30 @@ class Views:
     # A recursive closure would be a reference cycle, which would keep the memory until the next garbage collection.
 
     def __init__(self, memory: Any) -> None:
-        import numpy as np
-
         self._memory = memory
         self._tensor: torch.Tensor | None = None
         self._array: _Array = np.frombuffer(memory, np.uint8) if len(memory) else np.empty(0, np.uint8)
 
     def restore(self, value: Any) -> Any:
-        if not isinstance(value, Leaf):
+        if not isinstance(value, ArrayPosition):
             return map_items(value, lambda items: [self.restore(item) for item in items])
-        import numpy as np
-
         if value.is_torch:
             return self._tensor_of(value)
         dtype = np.dtype(value.dtype)
         _check_no_objects(dtype)
         return np.ndarray(value.shape, dtype, self._array, value.offset)
 
-    def _tensor_of(self, leaf: Leaf) -> torch.Tensor:
+    def _tensor_of(self, position: ArrayPosition) -> torch.Tensor:
         import torch
 
-        dtype, count = getattr(torch, leaf.dtype), math.prod(leaf.shape)
+        dtype, count = getattr(torch, position.dtype), math.prod(position.shape)
         if not count:
-            return torch.empty(leaf.shape, dtype=dtype)
+            return torch.empty(position.shape, dtype=dtype)
         if self._tensor is None:
             # torch keeps a reference to the object that it receives, but no view of it, so it receives a view.
             self._tensor = torch.frombuffer(memoryview(self._memory), dtype=torch.uint8)
-        end = leaf.offset + count * dtype.itemsize
-        return self._tensor[leaf.offset : end].view(dtype).reshape(leaf.shape)
+        end = position.offset + count * dtype.itemsize
+        return self._tensor[position.offset : end].view(dtype).reshape(position.shape)
 
 
 def choose_library(library: Literal["numpy", "torch"] | None) -> Literal["numpy", "torch"]:
@@ -197,8 +188,6 @@ def _check_no_objects(dtype: np.dtype[Any]) -> None:
 
 def _as_array(value: Any) -> _Array | None:
     """Returns `value` as a NumPy array, or None if it is neither an array nor a tensor."""
-    import numpy as np
-
     if is_tensor(value):
         try:
             return value.detach().cpu().resolve_conj().resolve_neg().numpy()
@@ -213,8 +202,6 @@ def _as_array(value: Any) -> _Array | None:
 
 def _common_dtype(arrays: list[_Array]) -> np.dtype[Any]:
     """Returns the dtype that represents the elements of all `arrays` without loss."""
-    import numpy as np
-
     dtypes = list(dict.fromkeys(array.dtype for array in arrays))
     if len(dtypes) == 1:
         return dtypes[0]
@@ -226,8 +213,6 @@ def _common_dtype(arrays: list[_Array]) -> np.dtype[Any]:
 
 def _numbers(samples: list[Any]) -> _Array:
     """Returns Python numbers as an array. Raises TypeError or ValueError if an array cannot represent them exactly."""
-    import numpy as np
-
     numbers = [sample.item() if isinstance(sample, (np.bool_, np.number)) else sample for sample in samples]
     for number in numbers:
         if not isinstance(number, (bool, int, float)):

@@ -47,8 +47,8 @@ class Buffer:
     These are writable views without a copy. The memory returns to the pool after `release()`, at the end of `with`, or when the
     object is garbage-collected, but never before the last view is gone and the work on the recorded streams has completed.
 
-    `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count. Pass `memoryview(buf)` to
-    them instead. A buffer cannot be pickled.
+    `np.ndarray(shape, buffer=buf)` and `torch.frombuffer(buf)` make views that the pool cannot count: after `release()`, the
+    memory is reused under them, without an error. Pass `memoryview(buf)` instead. A buffer cannot be pickled.
     """
 
     def __len__(self) -> int:
@@ -151,29 +151,29 @@ class Pool:
         max_idle_bytes: maximum number of bytes in idle buffers and free memory.
         ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
             "auto" all torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
-        wait: how long a request waits when the pool is full (default 30 s; 100 ms with `on_full="pageable"`, 0 under
-            "tensorflow").
+        wait: the default `timeout` of `get`, `aget` and `empty`: how long a request waits when the pool is full (default 30 s; 100 ms
+            with `on_full="pageable"`, 0 under "tensorflow").
         on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
-        reserve_wait: whether the constructor waits until the whole reserve is pinned (the default).
+        reserve_wait: whether the constructor waits until the whole reserve is pinned (default True).
         backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
         device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
             the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
             Call `torch.cuda.set_device` first, because the pool usually starts in the constructor. With backend "auto", a pool without
             a reserve, a trace, a shared limit or a `numa_node` starts at its first use, unless CUDA has already started.
         numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
-        idle_timeout: how long idle memory stays pinned (default 60 s). On register and cuda, and under "tensorflow", time alone
-            releases nothing.
+        idle_timeout: how long free memory stays pinned (default 60 s), after its buffers have been idle for up to 10 s. On register
+            and cuda, and under "tensorflow", time alone releases nothing.
         trace: path of a recording for the command `pinpool`.
         socket: path of a Unix socket that serves statistics, or 1 for a default path.
         preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
         pool_size_limit: initial maximum number of idle buffers (default 100).
-        auto_resize: whether this maximum grows while evictions and misses are frequent (the default).
+        auto_resize: whether this maximum grows while evictions and misses are frequent (default True).
         rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-        log_every: every N-th rate check is logged (default 10).
+        log_every: one in this many checks of the limit on idle buffers is logged (default 10).
         hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
-        growth: whether the pool may pin more than its reserve (the default).
+        growth: whether the pool may pin more than its reserve (default True).
         zero: whether buffers are zeroed before reuse (default False).
-        maintenance_thread: whether a thread detects completed copies and releases idle memory (the default). Without it, call
+        maintenance_thread: whether a thread detects completed copies and releases idle memory (default True). Without it, call
             `maintain()` periodically. This setting has no variable.
 
     Raises:
@@ -206,7 +206,7 @@ class Pool:
         RequestError, TypeError, ForkError and ClosedError as `get` does.
         """
     def aget(self, nbytes: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
-        """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
+        """`get` for asyncio: `buf = await pool.aget(nbytes)`, with the same `timeout` and errors.
 
         Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
         the pool pins the memory.
@@ -311,6 +311,7 @@ class Pool:
 
         Raises:
             BackendError: the driver or the kernel refused a part, so the rest of the reserve was abandoned.
+            ForkError: as for `get`.
         """
     @property
     def reserve_fraction(self) -> float:
@@ -338,10 +339,10 @@ class Pool:
     def max_bytes(self) -> int | None:
         """Limit on the bytes held, or None if unlimited."""
     def set_max_bytes(self, max_bytes: _Size) -> None:
-        """Changes the limit: a size, "auto", or "none" for no limit. Buffers in use stay valid.
+        """Changes the limit: a size, "auto", or "none" for no limit. With 0 the pool pins nothing more. Buffers in use stay valid.
 
         Raises:
-            RequestError, SettingError, TypeError: the limit is invalid.
+            RequestError, TypeError: the limit is invalid.
             ForkError: as for `get`.
         """
     def tagged(self, tag: str) -> Pool:
@@ -425,7 +426,7 @@ _Failed: TypeAlias = tuple[str, PinpoolError | None]
 _Part: TypeAlias = tuple[int, int, int, int]
 _RawBatch: TypeAlias = tuple[int, int, int, Any, list[_Part], list[int], list[Any] | None, list[_Failed]]
 
-def _parse_bytes(text: str) -> int: ...
+def _size(name: str, value: _Size) -> int: ...
 def _seconds(time: _Time) -> float: ...
 def _record_stream(address: int, stream: _Stream) -> int | None: ...
 def _take_lines() -> list[tuple[int, str]]: ...

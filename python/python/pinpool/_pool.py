@@ -1,7 +1,5 @@
 """Methods of `Pool` that are written in Python."""
 
-# mypy: disable-error-code="assignment, attr-defined, method-assign, no-any-return"
-
 from __future__ import annotations
 
 import inspect
@@ -48,7 +46,7 @@ def diagnose() -> dict[str, Diagnosis]:
 
 
 async def aget(self: Pool, nbytes: _Size, *, timeout: _Time | None = None) -> Buffer:
-    """`get` for asyncio: `buf = await pool.aget(nbytes)`. Raises the same errors.
+    """`get` for asyncio: `buf = await pool.aget(nbytes)`, with the same `timeout` and errors.
 
     Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
     the pool pins the memory.
@@ -141,11 +139,12 @@ def _signature() -> inspect.Signature:
     return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in names.items()])
 
 
-Pool.__init__ = _init
-Pool.__enter__, Pool.__exit__ = _return_self, _exit
-Pool.__copy__, Pool.__reduce_ex__ = _return_self, _reduce
-Pool.__signature__ = _signature()
-Pool.__getattr__ = _removed
+_MEMBERS = {
+    "__init__": _init, "__enter__": _return_self, "__exit__": _exit, "__copy__": _return_self, "__reduce_ex__": _reduce,
+    "__getattr__": _removed, "__signature__": _signature(),
+}  # fmt: skip
+for _name, _member in _MEMBERS.items():
+    setattr(Pool, _name, _member)
 diagnose_pool.__name__ = "diagnose"
 for _method in (aget, diagnose_pool, empty, stats):
     _method.__qualname__ = f"Pool.{_method.__name__}"

@@ -14,7 +14,10 @@ _Switch: TypeAlias = bool | Literal[0, 1, "0", "1", "on", "off", "yes", "no", "t
 
 
 class PoolSettings(TypedDict, total=False):
-    """The arguments of `Pool` and `pinpool.torch.install`, to annotate a function that passes them on: `**settings: Unpack[PoolSettings]`."""
+    """The keyword arguments of `Pool` and of `install` in `pinpool.torch` and `pinpool.cupy`.
+
+    Annotates a function that passes them on: `**settings: Unpack[PoolSettings]`.
+    """
 
     name: str | None
     env: bool

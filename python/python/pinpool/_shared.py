@@ -9,9 +9,8 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
-from datetime import timedelta
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _log, _pinpool
 from ._arguments import checked_int
@@ -22,9 +21,9 @@ from ._packed import PackedBatch, live_pools
 from ._pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
-    from ._pinpool import _Time
+    from ._pinpool import _Size, _Time
 
 __all__ = ["SharedPool"]
 
@@ -47,6 +46,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Counts(NamedTuple):
+    """Numbers of live workers, of buffers by state, and of received buffers that the program has not returned."""
+
+    workers: int
+    free: int
+    filling: int
+    sent: int
+    received: int
+    unreturned: int
+
+
 class SharedPool:
     """Pinned buffers of one size that worker processes fill and the trainer receives in place.
 
@@ -66,8 +76,8 @@ class SharedPool:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A larger batch is pickled and copied, with a warning.
         num_buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
         pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`.
-        hugetlb: huge pages set aside by the administrator, as for `Pool` except "1GiB": "auto" (the default: if enough are free), "2MiB"
-            (required) or "off".
+        hugetlb: whether to use huge pages that the administrator has set aside: "auto" (the default) if enough are free, "2MiB"
+            always, "off" never.
         library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if it is
             installed.
 
@@ -79,7 +89,7 @@ class SharedPool:
     """
 
     library: Literal["numpy", "torch"]
-    #: Only in the trainer.
+    #: In workers, `_core` is None and `_pool` does not exist.
     _pool: Pool
     _core: _pinpool.SharedPoolCore | None = None
     _worker: _pinpool.SharedWorker | None
@@ -87,7 +97,7 @@ class SharedPool:
 
     def __init__(
         self,
-        buffer_bytes: int | str,
+        buffer_bytes: _Size,
         num_buffers: int,
         *,
         pool: Pool | None = None,
@@ -109,6 +119,7 @@ class SharedPool:
         self._identity = os.fstat(descriptor)[1:3]  # Inode and device of the memory file, equal in all processes.
         self._worker, self._worker_pid = None, None
         self._is_closed = self._has_warned = False
+        self._loop: Generator[Any, None, None] | None = None  # The last loop over `batches`.
 
     # Methods for workers.
 
@@ -124,7 +135,7 @@ class SharedPool:
                 worker = self._worker
         return worker
 
-    def get(self, nbytes: int | str | None = None, *, timeout: float | str | timedelta | None = None) -> _pinpool.SharedBuffer:
+    def get(self, nbytes: _Size | None = None, *, timeout: _Time | None = None) -> _pinpool.SharedBuffer:
         """Returns a free buffer to fill with `nbytes` bytes (default: `buffer_bytes`), and waits until there is one.
 
         Args:
@@ -142,7 +153,7 @@ class SharedPool:
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
 
-    def pack(self, batch: Any, *, user_data: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
+    def pack(self, batch: Any, *, user_data: int = 0, timeout: _Time | None = None) -> PackedBatch:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `PackedBatch` for `unpack`.
 
         If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
@@ -160,7 +171,7 @@ class SharedPool:
         layout = BatchLayout()
         return self._send(layout, layout.place(batch), user_data, timeout)
 
-    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: float | str | timedelta | None = None) -> PackedBatch:
+    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: _Time | None = None) -> PackedBatch:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
@@ -229,7 +240,7 @@ class SharedPool:
             target[:] = oversized
         return buf
 
-    def receive_next(self, *, timeout: float | str | timedelta | None = None) -> tuple[int, _pinpool.Buffer] | None:
+    def receive_next(self, *, timeout: _Time | None = None) -> tuple[int, _pinpool.Buffer] | None:
         """Returns the `user_data` of the oldest unreceived buffer and the buffer, or None after `timeout` seconds (default: no limit)."""
         return self._trainer_core().receive_next(timeout)
 
@@ -250,9 +261,9 @@ class SharedPool:
     def batches(self, loader: Iterable[PackedBatch]) -> SharedBatches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each loop is an epoch.
 
-        Only one loader at a time may use a shared pool. When a loop ends, even by `break` or an exception, the loop ends its workers,
-        and unreceived buffers become free. A worker that does not end within 5 s is killed. With `persistent_workers=True`, the
-        workers keep running, and the buffers become free at the next loop.
+        A new loop over batches of this shared pool ends an earlier one, whose next batch raises RuntimeError. When a loop ends, even by `break` or an
+        exception, the loop ends its workers, and unreceived buffers become free. A worker that does not end within 5 s is killed.
+        With `persistent_workers=True`, the workers keep running, and the buffers become free at the next loop.
 
         The loop raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
         left for the workers.
@@ -261,7 +272,7 @@ class SharedPool:
 
     def _refuse_too_many_kept(self, needed: float) -> None:
         """Raises LimitError if the program keeps so many batches that fewer than `needed` buffers are left for the workers."""
-        if self.counts()["received"] + needed <= self.num_buffers:
+        if self._counts().received + needed <= self.num_buffers:
             return
         generations = iter(range(3))
         while (num_kept := self._num_kept()) + needed > self.num_buffers:
@@ -276,10 +287,10 @@ class SharedPool:
     def _num_kept(self) -> int:
         """Returns the number of received buffers, without buffers that only copies still read."""
         self.maintain()
-        *_, received, unreturned = self._trainer_core().counts()
+        counts = self._counts()
         # A returned buffer whose copies never end is not in flight either, so it counts as kept.
         in_flight: int = self.stats()["copies"]["in_flight"]
-        return received - min(max(received - unreturned, 0), in_flight)
+        return counts.received - min(max(counts.received - counts.unreturned, 0), in_flight)
 
     @contextlib.contextmanager
     def _refuse_workers(self) -> Iterator[None]:
@@ -308,12 +319,16 @@ class SharedPool:
 
     def counts(self) -> dict[str, int]:
         """Returns the numbers of buffers: "free", "filling" (by workers), "sent" (not received) and "received" (or in flight)."""
-        return dict(zip(("free", "filling", "sent", "received"), self._trainer_core().counts()[1:5], strict=True))
+        counts = self._counts()
+        return {"free": counts.free, "filling": counts.filling, "sent": counts.sent, "received": counts.received}
+
+    def _counts(self) -> _Counts:
+        return _Counts._make(self._trainer_core().counts())
 
     @property
-    def num_workers(self) -> int:
+    def num_live_workers(self) -> int:
         """Number of attached workers that are alive."""
-        return self._trainer_core().counts()[0]
+        return self._counts().workers
 
     @property
     def buffer_bytes(self) -> int:

@@ -3,7 +3,7 @@
     for batch in pinpool_loader.Loader("photos", batch_size=64, decode={"jpg": pinpool_loader.ImageDecoder(224, 224)}):
         train(batch["jpg"], batch.labels)
 
-The memory comes from a `pinpool.Pool`. Both packages are in the same wheel.
+The memory comes from a `pinpool.Pool`. Both packages are in the same wheel, and this one uses private modules of `pinpool`.
 """
 
 from ._batch import Batch

@@ -53,7 +53,7 @@ class RawBatch(NamedTuple):
     failures: list[tuple[str, PinpoolError | None]]
 
 
-class BatchSource(NamedTuple):
+class LoaderInfo(NamedTuple):
     """Data shared by all batches of a loader."""
 
     catalog: _pinpool.SampleCatalog | _SampleTable
@@ -68,8 +68,9 @@ class Batch:
     """Samples in one pinned buffer, from a `Loader`.
 
     With `decode=`, `batch["jpg"]` is one array of all samples, and `batch[i]` is a dict of the fields of sample `i`, as in
-    `samples`. Without it, `batch[i]` is the stored bytes of sample `i` as a uint8 array. `batch["jpg"]` is `batch.field("jpg")`, and
-    `batch["labels"]` is `batch.labels`, as in the result of `pinpool.torch.to_device`.
+    `samples`. Without it, `batch[i]` is the stored bytes of sample `i` as a uint8 array, or with `batch_bytes=` perhaps only a part of
+    them (see `is_whole`). `batch["jpg"]` is `batch.field("jpg")`, and `batch["labels"]` is `batch.labels`, as in the result of
+    `pinpool.torch.to_device`.
 
     Arrays are views of the buffer, without a copy. The memory returns to the pool when the batch and all views are gone; after an
     asynchronous copy of a view, call `pinpool.record_stream(view, stream)`. Unpickling creates a copy in pageable memory.
@@ -82,7 +83,7 @@ class Batch:
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
-    __slots__ = ("__weakref__", "_field_offsets", "_labels", "_parts", "_source", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
+    __slots__ = ("__weakref__", "_field_offsets", "_info", "_labels", "_parts", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
 
     buffer: Buffer | bytearray
     epoch: int
@@ -90,22 +91,22 @@ class Batch:
     index_overall: int
     failures: list[str]
 
-    def __init__(self, raw: RawBatch, labels: list[Any] | None, failures: list[str], source: BatchSource) -> None:
+    def __init__(self, raw: RawBatch, labels: list[Any] | None, failures: list[str], info: LoaderInfo) -> None:
         self.index_overall, self.epoch, self.index_in_epoch = raw.index_overall, raw.epoch, raw.index_in_epoch
         self.buffer, self._parts = raw.buffer, [Part._make(part) for part in raw.parts]
-        self._source, self._labels, self.failures = source, labels, failures
-        self._field_offsets = dict(zip(source.decoded, raw.field_offsets or [0] * len(source.decoded), strict=True))
+        self._info, self._labels, self.failures = info, labels, failures
+        self._field_offsets = dict(zip(info.decoded, raw.field_offsets or [0] * len(info.decoded), strict=True))
 
     @property
     def _is_decoded(self) -> bool:
-        return bool(self._source.decoded)
+        return bool(self._info.decoded)
 
     def rng(self) -> np.random.Generator:
         """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
 
         Its numbers are the same in every run and with any number of threads. Each call starts again, so call it once per batch.
         """
-        return np.random.default_rng((self._source.seed, self.epoch, self.index_in_epoch, self._source.rank))
+        return np.random.default_rng((self._info.seed, self.epoch, self.index_in_epoch, self._info.rank))
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -121,7 +122,7 @@ class Batch:
             return [self[position] for position in range(*index.indices(len(self)))]
         part = self._part(index)
         if self._is_decoded:
-            return self._fields_of(range(len(self))[index], self._source.catalog.fields([part.sample])[0], self._decoded())
+            return self._fields_of(range(len(self))[index], self._info.catalog.fields([part.sample])[0], self._decoded())
         return self._view(part.start, part.length)
 
     def _part(self, index: SupportsIndex) -> Part:
@@ -136,7 +137,7 @@ class Batch:
 
     def _array(self, names: tuple[str, ...]) -> _Array:
         """Returns the decoded field as one array with a row for each sample."""
-        shape, dtype = self._source.decoded[names]
+        shape, dtype = self._info.decoded[names]
         shape = (len(self), *shape)
         count = math.prod(shape)
         whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._field_offsets[names]) if count else np.empty(0, dtype)
@@ -166,17 +167,17 @@ class Batch:
         fields. A field that is decoded under several names ("jpg;png") has an entry for each name. Raises ValueError if a sample is in
         several batches, or has two members of the same name.
         """
-        arrays, fields = self._decoded(), self._source.catalog.fields(self.sample_indices)
+        arrays, fields = self._decoded(), self._info.catalog.fields(self.sample_indices)
         return [self._fields_of(index, fields[index], arrays) for index in range(len(self))]
 
     def _decoded(self) -> dict[tuple[str, ...], _Array]:
         """Returns the decoded fields by their names, as new views of the buffer."""
         return {names: self._array(names) for names in self._field_offsets}
 
-    def __pinpool_arrays__(self) -> dict[tuple[str, ...], _Array]:
+    def _pinpool_arrays(self) -> dict[tuple[str, ...], _Array]:
         """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are ints."""
-        names = {name for fields in self._source.catalog.fields(self.sample_indices) for name, *_ in fields}
-        undecoded = sorted(names - {self._source.label_field})
+        names = {name for fields in self._info.catalog.fields(self.sample_indices) for name, *_ in fields}
+        undecoded = sorted(names - {self._info.label_field})
         if undecoded or not self._is_decoded:
             subject = f"the field {undecoded[0]!r} of this Batch is not" if self._is_decoded else "no field of this Batch is"
             raise TypeError(f"{subject} decoded: pass arrays, such as batch.field('jpg'), or convert the fields in map=")
@@ -221,7 +222,7 @@ class Batch:
         for names in self._field_offsets:
             if name in names or name == ";".join(names):
                 return self._array(names)
-        for index, fields in enumerate(self._source.catalog.fields(self.sample_indices)):
+        for index, fields in enumerate(self._info.catalog.fields(self.sample_indices)):
             self._check_fields(index, fields)
             spans = {field_name: (begin, end) for field_name, begin, end in fields}
             if name in spans:
@@ -254,7 +255,7 @@ class Batch:
     @property
     def names(self) -> list[str]:
         """Name of each sample: its path, or `path!member` in an archive."""
-        return self._source.catalog.names(self.sample_indices)
+        return self._info.catalog.names(self.sample_indices)
 
     @property
     def sample_indices(self) -> list[int]:
@@ -274,13 +275,13 @@ class Batch:
     def is_whole(self, index: SupportsIndex) -> bool:
         """Returns whether all bytes of sample `index` are in this batch."""
         part = self._part(index)
-        return self._is_decoded or (part.sample_offset == 0 and part.length == self._source.catalog.sample_bytes(part.sample))
+        return self._is_decoded or (part.sample_offset == 0 and part.length == self._info.catalog.sample_bytes(part.sample))
 
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
         raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._field_offsets.values()), None, [])
-        source = self._source._replace(catalog=_SampleTable.of(self._source.catalog, self.sample_indices))
-        return Batch, (raw, self._labels, self.failures, source)
+        info = self._info._replace(catalog=_SampleTable.of(self._info.catalog, self.sample_indices))
+        return Batch, (raw, self._labels, self.failures, info)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -14,7 +15,7 @@ from pinpool import LimitError, LoadError, PinpoolError, Pool, _pinpool
 from pinpool._arguments import checked_bool, checked_int, hide_unknown_parameter
 
 from . import _decode, _paths
-from ._batch import Batch, BatchSource, RawBatch
+from ._batch import Batch, LoaderInfo, RawBatch
 from ._decode import ImageDecoder
 from ._map import TIMED_OUT, MapRunner
 from ._progress import POSITION_KEYS, Position, Progress
@@ -58,20 +59,16 @@ _HINTS = {
 
 
 def _default_num_threads() -> int:
-    """Returns this process's share of the cores if `LOCAL_WORLD_SIZE` is above 1 and the process may use all cores, else 0 (the default)."""
+    """Returns this rank's share of the cores, or 0 (the default) for a single rank, or if the process may not use all cores."""
     ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
 
 
 def _default_world_size() -> int:
-    """Returns the default of `world_size`, with a warning if a launcher has started several ranks."""
+    """Returns the default of `world_size`, or raises TypeError if a launcher has started several ranks."""
     ranks = os.environ.get("WORLD_SIZE", "")
     if ranks.isdecimal() and int(ranks) > 1:
-        warnings.warn(
-            f"world_size= is not given although WORLD_SIZE={ranks}, so each rank gets all samples: pass rank= and world_size=, or "
-            "world_size=1 if that is intended",
-            stacklevel=3,
-        )
+        raise TypeError(f"world_size= is missing although WORLD_SIZE={ranks}: pass rank= and world_size=, or world_size=1 to load all samples")
     return 1
 
 
@@ -120,26 +117,27 @@ class Loader(Generic[T]):
             A longer sample comes in parts.
         num_threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
             `LOCAL_WORLD_SIZE`).
-        prefetch: batches read ahead (default: two per thread).
+        prefetch: batches read ahead (default: two per thread, so 128 with 64 threads). The loader holds up to this many batches, and `map`
+            up to `num_map_threads + 1` more.
         shuffle: whether each epoch has a new random order of all samples, determined by `seed`. Archives are then read at random
             offsets, so on network storage shuffle the samples when you write the archives, and leave this False.
         seed: seed of the order and of `Batch.rng`.
         rank, world_size: the index of this process, from 0, and how many processes there are (data-parallel ranks). Process
-            `rank` gets the samples `rank`, `rank + world_size`, ... in the order of the epoch. By default a process gets all samples,
-            with a warning if a launcher has set `WORLD_SIZE` above 1; `world_size=1` prevents the warning.
+            `rank` gets the samples `rank`, `rank + world_size`, ... in the order of the epoch. By default a process gets all samples.
+            If a launcher has set `WORLD_SIZE` above 1, pass `world_size`, which may be 1.
         drop_last: whether to leave out incomplete batches, so that all ranks have the same number of batches.
         even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
             batches, which makes DDP hang.
         epochs_per_loop: number of epochs of one loop (default 1).
-        state: a result of `state_dict()`. The first loop continues after that position.
+        state: a result of `state_dict()`, as for `load_state_dict`. The first loop continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
         open_archives: for directories with other files: True opens the archives in them, False loads each archive as one sample of
             raw bytes. By default such directories raise ValueError.
         decode: decoders by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
             `batch["jpg"]` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
         label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`,
-            the label of a member of an archive is its name, and samples of both kinds have no labels.
+            the label of a member of an archive is its name, and with samples of both kinds there are no labels.
         label_function: function from the text of the field, or the name of the directory, to the label (default for `label_field`: int).
             If a sample is in an archive, it needs `label_field`.
         map: function that takes a batch. The loop yields its results, in order, instead of batches. The function should take
@@ -149,7 +147,7 @@ class Loader(Generic[T]):
         on_error: "raise", or "skip" to leave out samples that cannot be read and list them in `failures`.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or `paths` has no samples.
+        TypeError, ValueError: an argument is invalid or missing, or `paths` has no samples.
         LoadError: a file cannot be listed, or, during iteration, cannot be read or decoded.
         RuntimeError: during iteration, if another loop over the loader has begun.
         TimeoutError, LimitError, BackendError, ForkError, ClosedError: during iteration, as for `Pool.get`.
@@ -170,7 +168,9 @@ class Loader(Generic[T]):
     ) -> None:  # fmt: skip
         if unknown:
             name = next(iter(unknown))
-            raise TypeError(f"Loader has no argument {name!r}" + (f"; {_HINTS[name]}" if name in _HINTS else ""))
+            similar = difflib.get_close_matches(name, [*_Settings.__annotations__, "map"], 1)
+            hint = _HINTS.get(name) or (f"did you mean {similar[0]}?" if similar else "")
+            raise TypeError(f"Loader has no argument {name!r}" + (f"; {hint}" if hint else ""))
         _check_objects(on_error, label_field, label_function, map, pool)
         label_field = label_field and label_field.removeprefix(".").lower()
         self._map, self._num_map_threads = map, checked_int("num_map_threads", num_map_threads, 1, 1024)
@@ -183,7 +183,7 @@ class Loader(Generic[T]):
             batch_bytes = 16 << 20
         batch_size = 0 if batch_size is None else checked_int("batch_size", batch_size, 1)
         if isinstance(batch_bytes, str):
-            batch_bytes = _pinpool._parse_bytes(batch_bytes)
+            batch_bytes = _pinpool._size("batch_bytes", batch_bytes)
         batch_bytes = 0 if batch_bytes is None else checked_int("batch_bytes", batch_bytes, 1)
         if open_archives is not None:
             checked_bool("open_archives", open_archives)
@@ -210,7 +210,7 @@ class Loader(Generic[T]):
             "samples": len(self._catalog), "batch_size": batch_size, "batch_bytes": batch_bytes, "shuffle": shuffle,
             "seed": seed, "world_size": world_size, "rank": rank, "drop_last": drop_last, "even": even,
         }  # fmt: skip
-        self._source = BatchSource(self._catalog, {names: (spec.shape, spec.dtype) for names, spec in decoded.items()}, seed, rank, label_field)
+        self._info = LoaderInfo(self._catalog, {names: (spec.shape, spec.dtype) for names, spec in decoded.items()}, seed, rank, label_field)
         # A dict serves as an ordered set of the texts.
         self._failures = dict.fromkeys(self._catalog.failures())
         self._check_loadable(path_list)
@@ -222,8 +222,8 @@ class Loader(Generic[T]):
         if label_field is None:
             self._label_by_directory(label_function)
         self._reader: _pinpool.Reader | None = None
-        self._num_loops = 0
-        self._interrupted: set[int] = set()  # Numbers of the loops that another loop has cut short.
+        self._last_loop_number = 0
+        self._interrupted_loops: set[int] = set()  # Numbers of loops that another loop has cut short.
         # The number of batches of each counted epoch.
         self._batch_counts: dict[int, int] = {}
         if state is not None:
@@ -300,15 +300,15 @@ class Loader(Generic[T]):
         return list(self._failures)
 
     def __len__(self) -> int:
-        """Number of batches of the current or next loop. After a resume this includes the batches that the state has passed."""
+        """Number of batches of the current or next loop. After a resume, this includes the batches before the loaded position."""
         return sum(self._num_batches(epoch) for epoch in self._progress.epochs_of_loop())
 
     def __iter__(self) -> Iterator[T]:
         if self._reader is not None and self._progress.first_epoch is not None:
-            self._interrupted.add(self._num_loops)
+            self._interrupted_loops.add(self._last_loop_number)
         self.close()
         epochs = self._progress.begin_loop()
-        self._num_loops = loop = self._num_loops + 1
+        self._last_loop_number = loop_number = self._last_loop_number + 1
         self._reader = reader = self._catalog.begin(epochs.stop, self._progress.position)
         batches: Iterator[tuple[Any, Position]] = iter(lambda: self._next_batch(reader), None)
         runner = None
@@ -329,12 +329,12 @@ class Loader(Generic[T]):
             # The builtin `map` keeps no reference to a batch, so its memory returns when the user drops it. The loop ends after
             # `load_state_dict` or `close`.
             yield from map(advance, takewhile(lambda _: self._reader is reader, batches))
-            if loop in self._interrupted:
+            if loop_number in self._interrupted_loops:
                 raise RuntimeError("another loop over this Loader has begun: create one Loader for each loop")
         finally:
             # This also runs after `break`, an exception or Ctrl-C. The reader is stopped first, because the batches that it has read ahead
             # occupy memory for which the function `map=` may wait.
-            self._interrupted.discard(loop)
+            self._interrupted_loops.discard(loop_number)
             reader.stop()
             if runner is not None:
                 runner.close()
@@ -342,7 +342,7 @@ class Loader(Generic[T]):
                 self._reader = self._progress.first_epoch = None
 
     def _next_batch(self, reader: _pinpool.Reader, timeout: float | None = None) -> tuple[Batch, Position] | None:
-        if not (loaded := reader.next(timeout)):
+        if not (loaded := reader.next(timeout)):  # None at the end, False after the timeout.
             return None if loaded is None else TIMED_OUT
         raw = RawBatch._make(loaded)
         failures = [text for text, _ in raw.failures]
@@ -359,8 +359,8 @@ class Loader(Generic[T]):
             if self._label_by_class is not None:
                 labels = [self._label_by_class[name] for name in labels]
         is_last = raw.index_in_epoch + 1 == self._num_batches(raw.epoch)
-        following = (raw.epoch + 1, 0) if is_last else (raw.epoch, raw.index_in_epoch + 1)
-        return Batch(raw, labels, failures, self._source), (*following, raw.index_overall + 1)
+        next_position = (raw.epoch + 1, 0) if is_last else (raw.epoch, raw.index_in_epoch + 1)
+        return Batch(raw, labels, failures, self._info), (*next_position, raw.index_overall + 1)
 
     def _num_batches(self, epoch: int) -> int:
         """Returns the number of batches of `epoch`, cached."""

@@ -55,7 +55,7 @@ impl Machine {
             let driver = self.branch.map_or_else(|| "a driver".to_owned(), |branch| format!("driver {branch}"));
             return Err(format!(
                 "the NUMA nodes are not alike ({difference}), and {driver} before r{FIRST_SAFE_BRANCH} may end the \
-                 process on such a machine; PINPOOL_BACKEND=vmm insists"
+                 process on such a machine; set PINPOOL_BACKEND=vmm to use it anyway"
             ));
         }
         let is_whole = |node: &&NumaNode| lack(node).is_none();
@@ -151,7 +151,7 @@ mod tests {
             let what = format!("{nodes:?} {module:?} {wanted:?}");
             let found = machine.locations(wanted, false);
             assert_eq!(found.clone().ok(), expected, "{what}");
-            assert!(found.err().is_none_or(|why| why.contains("PINPOOL_BACKEND=vmm insists") && why.contains("580")));
+            assert!(found.err().is_none_or(|why| why.contains("set PINPOOL_BACKEND=vmm") && why.contains("580")));
             let insisted = machine.locations(wanted, true).unwrap();
             assert!(expected.is_none_or(|expected| expected == insisted), "{what}");
         }

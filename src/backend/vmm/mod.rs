@@ -193,14 +193,14 @@ unsafe impl Source for VmmSource {
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let held_bytes = self.held_bytes(len_bytes);
         let sizes = GranuleSizes::of_pool(GRANULE_BYTES as u64, Some(held_bytes as u64));
-        let range = self.reserve(held_bytes)?.with_granules(sizes);
+        let range = self.reserve_addresses(held_bytes)?.with_granules(sizes);
         let start = range.start();
         // SAFETY: reserved above, and nothing of it is committed.
         match unsafe { self.commit(&range, 0, held_bytes) } {
             Ok(()) => Ok(Region::new(start, len_bytes, self.ids.next())),
             Err(error) => {
                 // SAFETY: reserved above, and nothing of it is committed. If this call fails too, addresses are leaked, but no memory.
-                let _ = unsafe { self.unreserve(range) };
+                let _ = unsafe { self.release_addresses(range) };
                 Err(error)
             }
         }
@@ -218,7 +218,7 @@ unsafe impl Source for VmmSource {
         unsafe { self.decommit(&range, 0, held_bytes) }?;
         // A failure is ignored, because the memory is released and only addresses leak.
         // SAFETY: reserved by `acquire`, and decommitted above.
-        let _ = unsafe { self.unreserve(range) };
+        let _ = unsafe { self.release_addresses(range) };
         Ok(())
     }
 
@@ -289,7 +289,7 @@ unsafe impl VirtualMemory for VmmSource {
         GRANULE_BYTES
     }
 
-    fn reserve(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
+    fn reserve_addresses(&self, len_bytes: usize) -> Result<AddressRange, SourceError> {
         // According to the driver API reference, this needs no context.
         let _relaxed = RelaxedCapture::enter();
         let reserved = driver::reserve(len_bytes, RANGE_ALIGN_BYTES, 0, 0)?;
@@ -357,13 +357,13 @@ unsafe impl VirtualMemory for VmmSource {
         Ok(self.old_places.unmap(&EVERYWHERE)?)
     }
 
-    unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+    unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError> {
         let unmapped = self.unmap_old_places();
         let (start, bytes) = (address(range.start()), range.len_bytes());
         let unreserved = if unmapped.is_err() || self.granules.has_granules(start..=start + bytes as u64 - 1) {
             Err(SourceError::new("cuMemUnmap", "granules are still mapped at these addresses"))
         } else {
-            // SAFETY: the caller's promise: the range came from `reserve` and is unused. Nothing is mapped there any more.
+            // SAFETY: the caller's promise: the range came from `reserve_addresses` and is unused. Nothing is mapped there any more.
             with_one_retry(|| unsafe { driver::unreserve(start, bytes) }).map_err(SourceError::from)
         };
         unmapped.and(unreserved).and(self.release_refused())
@@ -372,7 +372,7 @@ unsafe impl VirtualMemory for VmmSource {
 
 impl Drop for VmmSource {
     fn drop(&mut self) {
-        // `unreserve` has returned the error of an earlier attempt.
+        // `release_addresses` has returned the error of an earlier attempt.
         let _leaked = self.release_refused();
     }
 }

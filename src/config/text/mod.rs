@@ -70,7 +70,7 @@ macro_rules! words {
 
 words!(Preset, "a preset": Adaptive = "adaptive", TensorFlow = "tensorflow");
 words!(Rounding, "a rounding": Eighths = "eighths", Pow2 = "pow2", Exact = "exact" or "noop");
-words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Of2MiB = "2MiB" or "2M", Of1GiB = "1GiB" or "1G");
+words!(HugeTlb, "a kind of huge pages": Off = "off", Auto = "auto", Pages2MiB = "2MiB" or "2M", Pages1GiB = "1GiB" or "1G");
 words!(OnFull, "a value of PINPOOL_ON_FULL": Error = "error", Pageable = "pageable");
 
 impl FromStr for Backend {

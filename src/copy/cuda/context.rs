@@ -21,9 +21,9 @@ use super::context_fence::{CAPTURE_PAUSE, ContextWaits};
 use super::own_context::OwnContext;
 use super::stream::id_number;
 use super::timeline::TimelinePages;
-use crate::driver::code::FailedCall;
+use crate::driver::code::{Code, FailedCall};
 use crate::driver::{Context, CurrentContext, Handle, RelaxedCapture, calls, watchdog, with_one_retry};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::in_flight::StreamId;
 use pinpool_os::fork::PerProcess;
 use pinpool_os::sync::unmodeled::Mutex;
@@ -47,6 +47,12 @@ impl fmt::Debug for ContextState {
 }
 
 pub(super) type Event = Handle<sys::CUevent_st>;
+
+/// Converts the error of a call with a handle. Only these codes say that the handle is invalid.
+pub(super) fn handle_error(failed: FailedCall) -> Error {
+    let is_invalid = failed.code == Code::INVALID_HANDLE || failed.code.is_context_ended();
+    if is_invalid { Error::invalid_handle(failed) } else { failed.into() }
+}
 
 impl ContextState {
     /// Returns the state of a context. The first call creates the state, and fails if the driver refuses `cuCtxGetId`.
@@ -148,7 +154,7 @@ impl ContextState {
     /// query.
     pub(super) fn is_complete(&self, event: Event) -> Result<bool, FailedCall> {
         match watchdog::query(|| self.query_now(event)).unwrap_or(Ok(false)) {
-            Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => Ok(false),
+            Err(FailedCall { code, .. }) if code.can_succeed_after_capture() => Ok(false),
             answer => answer,
         }
     }
@@ -161,7 +167,7 @@ impl ContextState {
             // SAFETY: an event of a live fence.
             match unsafe { calls::event_synchronize(event.0) } {
                 // Repeated until the capture ends.
-                Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => thread::sleep(CAPTURE_PAUSE),
+                Err(FailedCall { code, .. }) if code.can_succeed_after_capture() => thread::sleep(CAPTURE_PAUSE),
                 waited => return Ok(waited?),
             }
         }

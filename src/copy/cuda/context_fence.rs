@@ -23,13 +23,13 @@ use crate::maintenance_thread::MaintenanceThread;
 use pinpool_os::sync::unmodeled::Mutex;
 use pinpool_os::threads;
 
-const LONGEST_STREAM_WAIT: Duration = Duration::from_millis(500);
+const STREAM_WAIT_MAX: Duration = Duration::from_millis(500);
 const QUERY_PAUSE: Duration = Duration::from_micros(50);
 const NOT_READY: FailedCall = FailedCall { call: "cuStreamQuery", code: Code::NOT_READY };
 /// Pause between two attempts of a call that a capture forbids.
 pub(super) const CAPTURE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits up to [`LONGEST_STREAM_WAIT`] for all work of the stream, which must not be capturing.
+/// Waits up to [`STREAM_WAIT_MAX`] for all work of the stream, which must not be capturing.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub(super) fn wait_for(stream: sys::CUstream) -> Result<(), FailedCall> {
         // SAFETY: the stream is alive.
         let answered = watchdog::query(|| unsafe { calls::stream_query(stream) });
         match answered.unwrap_or(Err(NOT_READY)) {
-            Err(NOT_READY) if answered.is_some() && begun.elapsed() < LONGEST_STREAM_WAIT => thread::sleep(QUERY_PAUSE),
+            Err(NOT_READY) if answered.is_some() && begun.elapsed() < STREAM_WAIT_MAX => thread::sleep(QUERY_PAUSE),
             answer => return answer,
         }
     }
@@ -121,7 +121,7 @@ impl ContextWaits {
         let mut waits = self.waits.lock();
         match waited {
             Ok(()) => waits.last_ended = waits.last_ended.max(number),
-            Err(failed) if failed.code.is_forbidden_by_capture() => waits.last_refused = waits.last_refused.max(number),
+            Err(error) if error.code.can_succeed_after_capture() => waits.last_refused = waits.last_refused.max(number),
             Err(_) => {}
         }
         waited

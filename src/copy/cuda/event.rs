@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, sys};
 
-use super::context::{ContextState, Event};
+use super::context::{ContextState, Event, handle_error};
 use super::final_status::FinalStatus;
 use super::stream::OwnStream;
 use crate::driver::code::FailedCall;
@@ -106,7 +106,7 @@ pub(crate) fn fence_after_event(event: &CudaEvent) -> Result<Option<SharedFence>
 /// The event must be alive.
 pub(super) unsafe fn after_event(event: sys::CUevent, context: &'static ContextState) -> Result<Option<SharedFence>> {
     // If the query fails, the event is not waited for: it may have been recorded in a capture, which a wait would invalidate.
-    if context.query_now(Handle(event))? {
+    if context.query_now(Handle(event)).map_err(handle_error)? {
         return Ok(None);
     }
     // SAFETY: the caller's promise.

@@ -46,8 +46,8 @@ pub(crate) struct HostSliceFence {
 }
 
 impl HostSliceFence {
-    /// Creates the fence for the next copy on `stream`. Fails if the driver reports too little about the stream to track a copy
-    /// on it. A copy into a graph gets a fence that is never complete.
+    /// Creates the fence for the next copy on `stream`. Fails if the driver refuses what the fence needs: the context, the
+    /// capture query or a new event. A copy into a graph gets a fence that is never complete.
     pub(crate) fn new(stream: &CudaStream) -> Result<Self, FailedCall> {
         let _saved = SavedError::take(stream.context());
         Ok(match with_one_retry(|| TrackedCopy::new(stream))?.map(Arc::new) {
@@ -114,7 +114,7 @@ impl TrackedCopy {
                     let why = "cudarc recorded no event after its copy".to_owned();
                     Some(ContextFence::new(&self.fence.context.waits, why, false))
                 }
-                Err(FailedCall { code, .. }) if code.is_forbidden_by_capture() => return Ok(None),
+                Err(FailedCall { code, .. }) if code.can_succeed_after_capture() => return Ok(None),
                 Err(failed) => return Err(self.fence.final_status.refused(failed)),
             };
             self.replacement.get_or_init(|| replacement);

@@ -135,27 +135,27 @@ enum HostSide {
     Target(*mut u8),
 }
 
-/// Enqueues a copy on the stream, after the work that `wait` enqueues there, and a fence after the copy.
+/// Enqueues a copy on the stream, after the work that `enter_device_memory` enqueues there, and a fence after the copy.
 ///
 /// # Safety
 ///
-/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `wait` returns must have
-/// `len` bytes.
+/// The contract of [`CopyTarget::enqueue_write`] or [`CopySource::enqueue_read`]; the address that `enter_device_memory` returns
+/// must have `len` bytes.
 unsafe fn copy_on<'a>(
     stream: &CudaStream,
     host: HostSide,
     len: usize,
     may_wait: bool,
-    wait: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
+    enter_device_memory: impl FnOnce() -> (sys::CUdeviceptr, SyncOnDrop<'a>),
 ) -> Enqueued {
     let _saved = SavedError::take(stream.context());
     let (context, _current) = ContextState::enter_of(stream.context()).map_err(|failed| refused(len, failed))?;
-    let wait = || {
-        let (address, record) = wait();
+    let enter_device_memory = || {
+        let (address, record) = enter_device_memory();
         (address, record, stream.context().check_err().map_err(FailedCall::from))
     };
     // SAFETY: the caller's promise.
-    unsafe { copy_with_fence((stream.cu_stream(), context), host, len, may_wait, wait) }
+    unsafe { copy_with_fence((stream.cu_stream(), context), host, len, may_wait, enter_device_memory) }
 }
 
 /// Returns a refusal of a copy before anything is enqueued.
@@ -166,7 +166,8 @@ fn refused(len: usize, failed: FailedCall) -> EnqueueError {
     EnqueueError::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
 }
 
-/// Copies like [`copy_on`]. The context must be current. The record that `wait` returns is dropped after the copy.
+/// Copies like [`copy_on`]. The context must be current. The record that `enter_device_memory` returns is dropped after the
+/// copy.
 ///
 /// # Safety
 ///
@@ -176,13 +177,13 @@ unsafe fn copy_with_fence<R>(
     host: HostSide,
     len: usize,
     may_wait: bool,
-    wait: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), FailedCall>),
+    enter_device_memory: impl FnOnce() -> (sys::CUdeviceptr, R, Result<(), FailedCall>),
 ) -> Enqueued {
     let refused = |failed| refused(len, failed);
-    // SAFETY: the stream is alive.
-    let refuse_capturing = || match unsafe { calls::is_capturing(stream) }.map_err(refused)? {
-        false => Ok(()),
-        true => Err(EnqueueError::Refused(Error::capturing_stream())),
+    let refuse_capturing = || {
+        // SAFETY: the stream is alive.
+        let is_capturing = unsafe { calls::is_capturing(stream) }.map_err(refused)?;
+        if is_capturing { Err(EnqueueError::Refused(Error::capturing_stream())) } else { Ok(()) }
     };
     let start = match host {
         HostSide::Source(start) => start,
@@ -193,7 +194,7 @@ unsafe fn copy_with_fence<R>(
     if may_wait {
         refuse_capturing()?;
     }
-    let (address, record, waited) = wait();
+    let (address, record, waited) = enter_device_memory();
     if let Err(refusal) = waited.map_err(refused).and_then(|()| refuse_capturing()) {
         // Nothing uses the memory, so there is nothing to record, and the record must not become part of a graph.
         std::mem::forget(record);

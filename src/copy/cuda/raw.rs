@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::context::ContextState;
+use super::context::{ContextState, handle_error};
 use super::event::after_event;
 use super::stream::{id_number, is_default};
 use super::timeline::Timeline;
@@ -47,13 +47,20 @@ pub struct RawStream {
     prefers_current: bool,
 }
 
+// SAFETY: any thread may use a stream handle, and the caller of `new` promises that the stream is alive and that a default
+// stream, which the driver resolves when it is used, is used on the right thread.
+unsafe impl Send for RawStream {}
+// SAFETY: as for `Send`; nothing changes through a shared reference.
+unsafe impl Sync for RawStream {}
+
 impl RawStream {
     /// Returns the stream with this handle, of the driver or the runtime. The handles null and 1 (legacy) belong to the context
     /// that is current when the result is used, and 2 (per-thread) also to the thread that uses it.
     ///
     /// # Safety
     ///
-    /// The stream must not be destroyed while the result is used. Its context, unless it is a primary context, must not be
+    /// The stream must not be destroyed while the result is used. A default stream must be used in the context, and a per-thread one
+    /// on the thread, of the work that it is to cover. The stream's context, unless it is a primary context, must not be
     /// destroyed (`cuCtxDestroy`) before the pool has ended: until the last handle and buffer are dropped, another thread may
     /// query the context, even if the work has completed.
     pub unsafe fn new(handle: *mut c_void) -> Self {
@@ -218,12 +225,6 @@ unsafe fn context_of(stream: sys::CUstream) -> Result<&'static ContextState> {
     }
     // SAFETY: the context of a live stream.
     unsafe { ContextState::for_handle(handle) }.map_err(handle_error)
-}
-
-/// Converts the error of a call with a handle. Only these codes say that the handle is invalid.
-fn handle_error(failed: FailedCall) -> Error {
-    let is_invalid = failed.code == Code::INVALID_HANDLE || failed.code.is_context_ended();
-    if is_invalid { Error::invalid_handle(failed) } else { failed.into() }
 }
 
 /// Returns a fence after all work before the last record of `event`, or `None` if that work has completed.

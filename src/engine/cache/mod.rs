@@ -245,11 +245,11 @@ fn saturating_usize(limit: u64) -> usize {
 mod tests {
     use super::thread_cache::RETURN_AGE_US;
     use super::*;
-    use crate::policy::MAX_BUFFER_IDLE_US;
+    use crate::policy::BUFFER_IDLE_US_MAX;
 
     #[test]
     fn puts_that_carried_into_later_ages_grow_old_like_others() {
-        let idle = IdleBuffers::new(true, 10, false, MAX_BUFFER_IDLE_US);
+        let idle = IdleBuffers::new(true, 10, false, BUFFER_IDLE_US_MAX);
         let class = Class { bytes: 10, index: 0 };
         let (second, cache) = (1_000_000, idle.cache.as_ref().unwrap());
         cache.advance_age(0, 0);
@@ -257,12 +257,12 @@ mod tests {
         cache.begin_age(50_000);
         assert!(idle.put(Entry::new(0, 10, 7), class).is_none());
         cache.advance_age(second, second);
-        assert!(idle.expire(second + MAX_BUFFER_IDLE_US - RETURN_AGE_US).is_empty());
-        assert_eq!(idle.expire(second + MAX_BUFFER_IDLE_US).len(), 1);
+        assert!(idle.expire(second + BUFFER_IDLE_US_MAX - RETURN_AGE_US).is_empty());
+        assert_eq!(idle.expire(second + BUFFER_IDLE_US_MAX).len(), 1);
         // A buffer returned later is younger.
         assert!(idle.put(Entry::new(0, 10, 8), class).is_none());
         cache.advance_age(60 * second, 60 * second);
-        assert!(idle.expire(60 * second + MAX_BUFFER_IDLE_US - RETURN_AGE_US).is_empty());
-        assert_eq!(idle.expire(60 * second + MAX_BUFFER_IDLE_US).len(), 1);
+        assert!(idle.expire(60 * second + BUFFER_IDLE_US_MAX - RETURN_AGE_US).is_empty());
+        assert_eq!(idle.expire(60 * second + BUFFER_IDLE_US_MAX).len(), 1);
     }
 }

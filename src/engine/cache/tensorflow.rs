@@ -26,7 +26,7 @@ pub(super) struct CountLimit {
     last_miss_us: u64,
     checks: u64,
     raises: u64,
-    lowers: u64,
+    reductions: u64,
 }
 
 impl CountLimit {
@@ -74,7 +74,7 @@ impl CountLimit {
         self.limit = policy::lowered(from, self.start_limit, self.last_miss_us, now_us)?;
         // The next halving requires another full quiet period.
         self.last_miss_us = now_us;
-        self.lowers += 1;
+        self.reductions += 1;
         Some(from)
     }
 
@@ -92,7 +92,7 @@ impl CountLimit {
         stats.limits.pool_size_limit = self.limit;
         stats.limits.checks = self.checks;
         stats.limits.raises = self.raises;
-        stats.limits.lowers = self.lowers;
+        stats.limits.reductions = self.reductions;
     }
 }
 

@@ -12,7 +12,7 @@
 //! Until then idle memory is reused, and memory that is due counts as `awaiting_release_bytes`. While it is unknown
 //! whether a copy will ever end, nothing is released at all, because a release could wait for that copy forever.
 //!
-//! - arena-supply-I1: the claim includes all bytes that the system adds
+//! - **arena-supply-I1**: the claim includes all bytes that the system adds
 //!   ([`Source::held_bytes`](crate::backend::Source::held_bytes)). It changes only under the lock, and rises only within the
 //!   limits and before the source is called.
 
@@ -88,7 +88,7 @@ impl Supply for ArenaSupply {
         take_idle: &dyn Fn() -> bool,
     ) -> Result<Option<BlockMemory>, AttemptError> {
         let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::AllOfRetry(..) | SlowCalls::WithoutAcquire(..)) {
+        if !matches!(calls, SlowCalls::Retry(..) | SlowCalls::RetryWithoutAcquire(..)) {
             let mut state = self.state();
             let memory = state.carve_missed(bytes, now_us, || pool.idle_bytes());
             let changed = self.update_sizes_vary(&state, now_us);
@@ -115,7 +115,7 @@ impl Supply for ArenaSupply {
             if take_idle() {
                 return Ok(None);
             }
-            if search.givable_blocks > 0 && idle_bytes > 0 && state.could_cover(bytes, idle_bytes) {
+            if search.evictable_blocks > 0 && idle_bytes > 0 && state.could_cover(bytes, idle_bytes) {
                 drop(state);
                 search.give_oldest();
                 continue;

@@ -34,11 +34,11 @@ pub(crate) enum SlowCalls {
     /// No calls, because a task polls the attempt.
     Forbidden,
     /// All calls; the attempt is counted as a miss. It waits for other threads until this time.
-    AllOfMiss(Instant),
+    FirstAttempt(Instant),
     /// All calls; an earlier attempt without calls has counted the miss.
-    AllOfRetry(Instant),
-    /// As `AllOfRetry`, but requests no memory from the source, which refused a call too recently.
-    WithoutAcquire(Instant),
+    Retry(Instant),
+    /// As `Retry`, but requests no memory from the source, which refused a call too recently.
+    RetryWithoutAcquire(Instant),
 }
 
 impl SlowCalls {
@@ -46,13 +46,13 @@ impl SlowCalls {
     pub(crate) fn deadline(self) -> Instant {
         match self {
             Self::Forbidden => Instant::now(),
-            Self::AllOfMiss(deadline) | Self::AllOfRetry(deadline) | Self::WithoutAcquire(deadline) => deadline,
+            Self::FirstAttempt(deadline) | Self::Retry(deadline) | Self::RetryWithoutAcquire(deadline) => deadline,
         }
     }
 
     /// Returns the same calls, but without a wait for other threads.
     pub(crate) fn without_waiting(mut self) -> Self {
-        if let Self::AllOfMiss(until) | Self::AllOfRetry(until) | Self::WithoutAcquire(until) = &mut self {
+        if let Self::FirstAttempt(until) | Self::Retry(until) | Self::RetryWithoutAcquire(until) = &mut self {
             *until = Instant::now();
         }
         self

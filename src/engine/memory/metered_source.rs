@@ -180,10 +180,10 @@ impl MeteredSource {
 
     /// # Safety
     ///
-    /// The same as for [`VirtualMemory::unreserve`].
-    pub(in crate::engine) unsafe fn unreserve(&self, range: AddressRange) -> Result<(), SourceError> {
+    /// The same as for [`VirtualMemory::release_addresses`].
+    pub(in crate::engine) unsafe fn release_addresses(&self, range: AddressRange) -> Result<(), SourceError> {
         let memory = self.memory()?;
         // SAFETY: the caller's promise.
-        call("unreserve", || unsafe { memory.unreserve(range) })
+        call("release_addresses", || unsafe { memory.release_addresses(range) })
     }
 }

@@ -114,7 +114,7 @@ impl Memory {
 
     /// Acquires pageable memory for `class`, if this pool may use it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::AllOfMiss(Instant::now())).ok()
+        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::FirstAttempt(Instant::now())).ok()
     }
 
     /// Returns whether pageable memory for `class` would fit under its limit if no other pageable memory were held.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::PoolView;
 use super::arena_supply::ArenaSupply;
 use super::block_memory::Refusal;
-use super::shape::{GRANULE_BYTES, held};
+use super::shape::{GRANULE_BYTES, apply_len};
 use crate::backend::{BuiltInSource, Source, SourceError, huge_bytes};
 use crate::quota::LimitLevel;
 use crate::stats::CallStats;
@@ -44,7 +44,7 @@ impl ArenaSupply {
         if let Some(lack) = self.settings.hugetlb.lack(|| huge()[0], pinned_bytes) {
             self.log.huge_pages(&lack);
         }
-        self.log.reserve_pinned(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
+        self.log.reserve_call(bytes.min(pinned_bytes), || huge().iter().sum(), self.source.numa_node());
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl ArenaSupply {
 
     /// Returns the bytes that the system holds for a region of a reserve.
     fn reserved_bytes(&self, bytes: u64) -> u64 {
-        held(bytes, |len| self.source.held_bytes_in_bulk(len))
+        apply_len(bytes, |len| self.source.held_bytes_in_bulk(len))
     }
 
     /// Claims a reserve of `bytes`, and returns its length. Returns a refusal if the reserves would leave no room for a waiting

@@ -6,7 +6,7 @@ use super::{Memory, Refusal};
 use crate::backend::lock_limit;
 use crate::error::{Retry, SourceError};
 use crate::quota::{LimitLevel, QuotaExceeded};
-use crate::report::{Refused, RefusedBy};
+use crate::report::{ExplainedRefusal, RefusedBy};
 use crate::size_class::Class;
 
 impl Memory {
@@ -22,7 +22,7 @@ impl Memory {
 
     /// Explains the refusal of a request of `class` as text. The error, the log lines, the dump and the diagnosis print the
     /// result.
-    pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> Refused {
+    pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> ExplainedRefusal {
         let limit = |level| self.limit_name(level);
         let mut needed_bytes = self.supply.block_bytes(class);
         let (by, found, remedy) = match refusal {
@@ -59,13 +59,13 @@ impl Memory {
                 (RefusedBy::Queue { first_bytes: *first_bytes }, found, remedy)
             }
             Refusal::Source(error) => {
-                let (text, remedy) = error.clone().split();
+                let (text, remedy) = error.clone().unstable_split();
                 let found = format!("backend `{}`: {text}", self.source().name());
                 let by = RefusedBy::Source { code: error.code() };
                 (by, found, remedy.unwrap_or_default().to_owned())
             }
         };
-        Refused { by, needed_bytes, found, remedy }
+        ExplainedRefusal { by, needed_bytes, found, remedy }
     }
 
     /// Returns the remedy if the limit of the pool has no room.

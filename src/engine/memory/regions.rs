@@ -49,7 +49,7 @@ impl RegionSupply {
     pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, AttemptError> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
-        if matches!(calls, SlowCalls::Forbidden | SlowCalls::WithoutAcquire(..)) {
+        if matches!(calls, SlowCalls::Forbidden | SlowCalls::RetryWithoutAcquire(..)) {
             // If there is room, nothing is claimed, since other requests would be refused while the claim exists.
             if self.budget.room_for(needed_bytes) < needed_bytes {
                 drop(claim()?);
@@ -111,7 +111,7 @@ impl Supply for RegionSupply {
         take_idle: &dyn Fn() -> bool,
     ) -> Result<Option<BlockMemory>, AttemptError> {
         // No more blocks are released than were idle at first, even if other threads keep returning blocks.
-        let mut givable_blocks = None;
+        let mut evictable_blocks = None;
         loop {
             if take_idle() {
                 return Ok(None);
@@ -121,7 +121,7 @@ impl Supply for RegionSupply {
                 Err(AttemptError::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
                 acquired => return acquired.map(Some),
             };
-            let left = givable_blocks.get_or_insert_with(|| pool.idle_buffers());
+            let left = evictable_blocks.get_or_insert_with(|| pool.idle_buffers());
             if calls == SlowCalls::Forbidden && *left > 0 {
                 return Err(AttemptError::NeedsCall);
             }

@@ -172,7 +172,7 @@ impl ArenaSupply {
             let (held_bytes, ended) = (state.held_bytes(), state.end_claims(false));
             drop(state);
             drop(ended);
-            return self.log.close_left_pinned(held_bytes);
+            return self.log.end_left_pinned(held_bytes);
         }
         let mut released = Ok(());
         let Mappings { addresses, regions } = loop {
@@ -189,7 +189,7 @@ impl ArenaSupply {
             }
         };
         // A failure does not prevent the other releases.
-        let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.unreserve(addresses)));
+        let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.release_addresses(addresses)));
         let released = regions.into_values().map(|region| self.release_region(region)).fold(released, Result::and);
         let mut state = self.state();
         let all_released = released.is_ok() && state.is_unused();
@@ -199,7 +199,7 @@ impl ArenaSupply {
         drop(state);
         drop(ended);
         if let Err(error) = released {
-            self.log.close_unreleased(held_bytes, &error);
+            self.log.end_unreleased(held_bytes, &error);
         }
     }
 
@@ -214,11 +214,11 @@ impl ArenaSupply {
     }
 
     #[allow(unsafe_code)] // Addresses leave the pool.
-    fn unreserve(&self, addresses: Arc<AddressRange>) -> Result<(), SourceError> {
-        let in_use = || SourceError::new("unreserve", "the addresses are still in use");
+    fn release_addresses(&self, addresses: Arc<AddressRange>) -> Result<(), SourceError> {
+        let in_use = || SourceError::new("release_addresses", "the addresses are still in use");
         let range = Arc::into_inner(addresses).ok_or_else(in_use)?;
         // SAFETY: the range is of this source, and left the mappings when no block was left in the arena. Granules are still
         // committed only if their release failed.
-        unsafe { self.source.unreserve(range) }
+        unsafe { self.source.release_addresses(range) }
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct Search<'pool> {
     pool: &'pool dyn PoolView,
     commit: CommitSize,
     /// Idle blocks that may still be released.
-    pub(super) givable_blocks: u64,
+    pub(super) evictable_blocks: u64,
     has_swept: bool,
     /// Set once nothing else has served the request: a plan may then release regions, which waits for the device.
     may_release_regions: bool,
@@ -65,8 +65,8 @@ impl ArenaSupply {
             now_us,
             calls,
             pool,
-            commit: if matches!(calls, SlowCalls::WithoutAcquire(_)) { CommitSize::Nothing } else { CommitSize::Ample },
-            givable_blocks: pool.idle_buffers(),
+            commit: if let SlowCalls::RetryWithoutAcquire(_) = calls { CommitSize::Nothing } else { CommitSize::Ample },
+            evictable_blocks: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
             claim_refusal: None,
@@ -93,6 +93,7 @@ impl ArenaSupply {
             Ok(is_granted) => {
                 state.smaller_regions += u64::from(search.commit == CommitSize::OneBuffer && self.shape.has_regions);
                 let memory = buffer.filter(|_| is_granted).and_then(|buffer| state.memory_at(buffer));
+                // Does not happen: a plan with a buffer commits or remaps, and without an error all its steps were made.
                 let not_granted = || Refusal::Source(SourceError::new("allocation", "the plan was not granted"));
                 return memory.map(Some).ok_or_else(not_granted);
             }
@@ -126,9 +127,9 @@ impl ArenaSupply {
         search.pool.sweep_in_flight();
         let idle_bytes = search.pool.idle_bytes();
         if !std::mem::replace(&mut search.has_swept, true) {
-            search.givable_blocks = search.pool.idle_buffers();
+            search.evictable_blocks = search.pool.idle_buffers();
         }
-        if search.givable_blocks > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
+        if search.evictable_blocks > 0 && idle_bytes > 0 && idle_bytes >= lacking_bytes {
             search.give_oldest();
             return true;
         }
@@ -243,7 +244,8 @@ impl ArenaSupply {
         let claimed_bytes =
             if fits { missing_bytes.min(grown_bytes.saturating_sub(reusable_bytes)) } else { grown_bytes };
         let (own_bytes, rest_bytes) = (self.budget.own_room_bytes(), claimed_bytes.saturating_sub(hole_bytes));
-        // The limit may have room even if no plan was found: idle memory may be at other addresses.
+        // Each claim with its room: the missing bytes, those without the hole, and the whole buffer in place of reusable memory,
+        // because the limit may have room even if no plan was found: idle memory may be at other addresses.
         let most_bytes = own_bytes.saturating_add(reusable_bytes);
         let wanted = [(claimed_bytes, own_bytes), (rest_bytes, own_bytes), (grown_bytes, most_bytes)];
         let shared = wanted.iter().filter(|(bytes, own_bytes)| bytes <= own_bytes);
@@ -255,7 +257,7 @@ impl ArenaSupply {
 impl Search<'_> {
     /// Gives the memory of the block that has been idle longest to the arena, unless another thread was faster.
     pub(super) fn give_oldest(&mut self) {
-        self.givable_blocks -= 1;
+        self.evictable_blocks -= 1;
         self.pool.give_oldest(EvictionReason::Reclaimed);
     }
 }

@@ -69,18 +69,19 @@ pub(in crate::engine) fn arena_over(
         };
         let source = source.clone();
         let mut arena = Arena::new(GrowthMode::Regions, retention);
-        arena.region_cost = Box::new(move |bytes| held(bytes, |len| source.held_bytes(len)));
+        arena.region_cost = Box::new(move |bytes| apply_len(bytes, |len| source.held_bytes(len)));
         return Ok((arena, Mappings::default(), shape));
     };
     let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
     let sizes = GranuleSizes::of_pool(granule_bytes, max_bytes);
     let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention);
     arena.sizes = sizes;
-    let (addresses, address_remedy) = reserve_addresses(|bytes| memory.reserve(bytes), max_bytes, granule_bytes)?;
+    let (addresses, address_remedy) =
+        reserve_useful(|bytes| memory.reserve_addresses(bytes), max_bytes, granule_bytes)?;
     let address_bytes = addresses.len_bytes() as u64;
     let range = arena
         .add_virtual_range(address_bytes)
-        .ok_or_else(|| SourceError::new("reserve", format!("{address_bytes} bytes cannot be one range")))?;
+        .ok_or_else(|| SourceError::new("reserve_addresses", format!("{address_bytes} bytes cannot be one range")))?;
     let addresses = Some((range, Arc::new(addresses.with_granules(sizes))));
     let shape = GrowthShape {
         varied_above_bytes: VARIED_GRANULES * granule_bytes,
@@ -93,7 +94,7 @@ pub(in crate::engine) fn arena_over(
 }
 
 /// Returns `held_bytes(bytes)`; `u64::MAX` if `bytes` do not fit into a `usize`.
-pub(in crate::engine) fn held(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
+pub(in crate::engine) fn apply_len(bytes: u64, held_bytes: impl FnOnce(usize) -> usize) -> u64 {
     usize::try_from(bytes).map_or(u64::MAX, |len| held_bytes(len) as u64)
 }
 
@@ -121,7 +122,7 @@ pub(crate) fn granule_bytes(max_bytes: Option<u64>, least_bytes: u64) -> u64 {
 
 /// Reserves as many addresses as are useful. If the system refuses (`ulimit -v`), reserves fewer, down to what a small pool
 /// needs, and also returns a remedy.
-fn reserve_addresses(
+fn reserve_useful(
     reserve: impl Fn(usize) -> Result<AddressRange, SourceError>,
     max_bytes: Option<u64>,
     granule_bytes: u64,
@@ -151,10 +152,10 @@ mod tests {
         let asked = std::cell::Cell::new(0);
         let refuse = |bytes: usize| {
             asked.set(asked.get().max(bytes as u64));
-            Err(SourceError::new("reserve", "as many as there are"))
+            Err(SourceError::new("reserve_addresses", "as many as there are"))
         };
         for max_bytes in [1 << 20, 64 << 20, 2 << 30] {
-            assert!(reserve_addresses(refuse, Some(max_bytes), GRANULE_BYTES).is_err());
+            assert!(reserve_useful(refuse, Some(max_bytes), GRANULE_BYTES).is_err());
         }
         let asked = asked.get();
         assert!(asked * 4096 <= (1 << 47) / 2 && asked >= (2 << 30) * ADDRESSES_PER_BYTE, "{asked}");

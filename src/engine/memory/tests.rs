@@ -77,7 +77,7 @@ mod models {
 
         fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            let calls = SlowCalls::AllOfMiss(Instant::now() + Duration::from_secs(60));
+            let calls = SlowCalls::FirstAttempt(Instant::now() + Duration::from_secs(60));
             self.arena.find(class, 0, calls, &NoBlocks, &|| false).unwrap_or_else(|refused| {
                 assert!(matches!(refused, AttemptError::Refused(Refusal::Limit(_))), "{refused:?}");
                 None
@@ -163,13 +163,13 @@ mod end {
             let arena = arena(source.clone(), "ending test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
             let found =
-                arena.find(class, 0, SlowCalls::AllOfMiss(Instant::now()), &NoBlocks, &|| false).unwrap().unwrap();
+                arena.find(class, 0, SlowCalls::FirstAttempt(Instant::now()), &NoBlocks, &|| false).unwrap().unwrap();
             if is_leaked {
                 arena.quarantined.add(1);
             }
             // The pool ends before its last block returns.
             let mut lines = captured::lines_of(|| arena.end(0));
-            lines.retain(|line| line.text.contains("close_"));
+            lines.retain(|line| line.text.contains("end_"));
             if is_leaked {
                 assert_eq!((lines.len(), source.held()), (1, 1));
             } else {

@@ -198,7 +198,7 @@ mod tests {
         let rows: Vec<_> = (0..100).map(|n| tag.hold(10, 16, n * 1_000_000, None)).collect();
         let (all, buffers) = (holders.sums(100_000_000), holders.buffers(100_000_000));
         assert_eq!((all.len(), all[0].buffers, all[0].bytes, all[0].requested_bytes), (1, 100, 1600, 1000));
-        assert_eq!(all[0].oldest, Some(buffers[0].age));
+        assert_eq!(all[0].oldest_age, Some(buffers[0].age));
         assert_eq!((buffers.len(), buffers[0].age.as_secs(), buffers[99].age.as_secs()), (100, 100, 1));
         let kept: Vec<_> = rows.into_iter().skip(50).collect();
         assert_eq!((holders.sums(0)[0].buffers, kept.len()), (50, 50));

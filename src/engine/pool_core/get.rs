@@ -48,7 +48,7 @@ impl PoolCore {
             return Ok(FirstAttempt::Served(block));
         }
         let begun = Instant::now();
-        let all_calls = SlowCalls::AllOfMiss(deadline(begun, wait.max(CALL_PATIENCE)));
+        let all_calls = SlowCalls::FirstAttempt(deadline(begun, wait.max(CALL_PATIENCE)));
         let calls = if keep_alive.is_some() { SlowCalls::Forbidden } else { all_calls };
         let served = match self.attempt(request, calls) {
             Ok(block) => Ok(block),
@@ -187,7 +187,7 @@ impl PoolCore {
             self.backoff.record_refusal(self.time.read_us());
             self.watch_device();
         }
-        if by_source || !matches!(calls, SlowCalls::WithoutAcquire(..)) {
+        if by_source || !matches!(calls, SlowCalls::RetryWithoutAcquire(..)) {
             // Relaxed: a statistic.
             self.diagnosis.is_by_source.store(by_source, Ordering::Relaxed);
         }

@@ -225,9 +225,9 @@ impl PoolCore {
 
     /// Lets the other pools of the process release idle memory for a request that was refused with `refusal`. Returns whether
     /// the request has room now. If `calls` permits no slow call, nothing is released, and the result is whether the request
-    /// may have room after such a release. Always false for [`SlowCalls::WithoutAcquire`]. The call may be slow.
+    /// may have room after such a release. Always false for [`SlowCalls::RetryWithoutAcquire`]. The call may be slow.
     pub(super) fn reclaim_from_other_pools(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
-        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::WithoutAcquire(..)));
+        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::RetryWithoutAcquire(..)));
         shared
             .is_some_and(|shortfall| calls == SlowCalls::Forbidden || self.memory.budget.reclaim_from_others(shortfall))
     }
@@ -245,11 +245,9 @@ impl PoolCore {
 
     /// Reports the idle bytes to the shared limit of the host, if there is one.
     pub(super) fn publish_idle(&self) {
-        self.memory
-            .budget
-            .shared_limit()
-            .into_iter()
-            .for_each(|host| host.publish_idle(self.memory.supply.idle_bytes(self)));
+        if let Some(host) = self.memory.budget.shared_limit() {
+            host.publish_idle(self.memory.supply.idle_bytes(self));
+        }
     }
 
     /// Gives a returned `block` to the supply, which is a slow call, if other members want memory and have priority. Otherwise

@@ -216,8 +216,9 @@ impl Server for PartitionCore {
         &self.waiters
     }
 
-    fn require_slow_path(&self, is_waiting: bool) {
-        self.core.waiting_partitions.fetch_add(if is_waiting { 1 } else { u64::MAX }, Ordering::SeqCst);
+    fn on_waiting_changed(&self, is_waiting: bool) {
+        let count = if is_waiting { AtomicU64::fetch_add } else { AtomicU64::fetch_sub };
+        count(&self.core.waiting_partitions, 1, Ordering::SeqCst);
     }
 
     fn sweep(&self) {

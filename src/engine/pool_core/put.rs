@@ -374,7 +374,7 @@ impl PoolCore {
     /// Returns whether nothing is in flight any more.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
-        let longest_wait = self.config.extra.end_wait.unwrap_or(END_WAIT);
+        let patience = self.config.extra.end_wait.unwrap_or(END_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
         let (mut left, mut last) = (self.in_flight.count(), begun);
@@ -385,10 +385,10 @@ impl PoolCore {
             let before = std::mem::replace(&mut left, self.in_flight.count());
             if left != before {
                 last = Instant::now();
-            } else if begun.elapsed() >= longest_wait && last.elapsed() >= longest_wait.min(BETWEEN_COPIES) {
+            } else if begun.elapsed() >= patience && last.elapsed() >= patience.min(BETWEEN_COPIES) {
                 return false;
             }
-            thread::sleep(pause.min(longest_wait));
+            thread::sleep(pause.min(patience));
             pause = (pause * 2).min(Duration::from_millis(10));
         }
         true
@@ -410,7 +410,7 @@ impl PoolCore {
         lost.into_iter().for_each(leaked::leak);
         if !abandoned.is_empty() {
             let bytes = abandoned.iter().map(|block| block.memory().held_bytes()).sum();
-            self.log.close_in_flight(abandoned.len() as u64, bytes, begun.elapsed());
+            self.log.end_in_flight(abandoned.len() as u64, bytes, begun.elapsed());
         }
         // Never freed on a guess (core-I2).
         abandoned.into_iter().for_each(leaked::leak);

@@ -16,7 +16,7 @@ use pinpool_os::sync::unmodeled::{AtomicBool, Mutex, Ordering, fence};
 
 /// Shortest sleep of the head while no copy is in flight. The head does not sleep until its deadline, since other pools and
 /// processes may also make room.
-const SHORTEST_IDLE_PAUSE: Duration = Duration::from_millis(5);
+const IDLE_PAUSE_MIN: Duration = Duration::from_millis(5);
 
 impl Server for PoolCore {
     type Request = BlockRequest;
@@ -27,7 +27,7 @@ impl Server for PoolCore {
         &self.waiters
     }
 
-    fn require_slow_path(&self, _is_waiting: bool) {
+    fn on_waiting_changed(&self, _is_waiting: bool) {
         // The first request in the queue has not published a demand yet, and an empty queue has none.
         self.clear_demand();
         self.update_slow_path();
@@ -44,7 +44,7 @@ impl Server for PoolCore {
         }
         let Some(refused) = waiter.refusal() else {
             // The request is deferred: its first attempt, without calls, has counted the miss.
-            let calls = SlowCalls::AllOfRetry(waiter.begun + CALL_PATIENCE);
+            let calls = SlowCalls::Retry(waiter.begun + CALL_PATIENCE);
             return self.attempt(&waiter.request, calls).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
@@ -59,9 +59,9 @@ impl Server for PoolCore {
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
             // This search does not request memory from the source and may stop without a refusal, so the earlier refusal
             // remains.
-            self.search(class, SlowCalls::WithoutAcquire(until), 0).map_err(|_| refused)
+            self.search(class, SlowCalls::RetryWithoutAcquire(until), 0).map_err(|_| refused)
         } else {
-            let attempt = || self.search(class, SlowCalls::AllOfMiss(until), 0).map_err(expect_refusal);
+            let attempt = || self.search(class, SlowCalls::FirstAttempt(until), 0).map_err(expect_refusal);
             match attempt() {
                 Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
                 acquired => acquired,
@@ -106,7 +106,7 @@ impl Server for PoolCore {
         fence(Ordering::SeqCst);
         let has_copies = self.in_flight.count() > 0;
         let pause = pause_for_copies(since);
-        if has_copies { pause } else { pause.max(SHORTEST_IDLE_PAUSE) }
+        if has_copies { pause } else { pause.max(IDLE_PAUSE_MIN) }
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
@@ -164,7 +164,7 @@ impl PoolCore {
 }
 
 const FIRST_PAUSE_US: u64 = 5_000;
-const LONGEST_PAUSE_US: u64 = 1_000_000;
+const PAUSE_US_MAX: u64 = 1_000_000;
 
 /// The time by the pool's clock at which the source may be called again, and the pause until then, in microseconds. `None` if
 /// the source has not refused a call since memory was last released to it.
@@ -182,9 +182,9 @@ impl SourceBackoff {
         if last.is_some_and(|(until, _)| now_us < until) {
             return;
         }
-        let recent = last.filter(|&(until, _)| now_us < until + LONGEST_PAUSE_US);
+        let recent = last.filter(|&(until, _)| now_us < until + PAUSE_US_MAX);
         // A single failure causes no pause.
-        let pause = recent.map_or(0, |(_, pause)| (pause * 2).clamp(FIRST_PAUSE_US, LONGEST_PAUSE_US));
+        let pause = recent.map_or(0, |(_, pause)| (pause * 2).clamp(FIRST_PAUSE_US, PAUSE_US_MAX));
         *last = Some((now_us.saturating_add(pause), pause));
     }
 

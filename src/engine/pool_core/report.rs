@@ -64,7 +64,7 @@ impl PoolCore {
     /// Logs the totals and the buffers that users still hold.
     pub(super) fn report_end(&self) {
         let stats = self.stats();
-        self.log.closed(&stats);
+        self.log.pool_ended(&stats);
         if stats.memory.in_use > 0 {
             self.log.buffers_still_out((&stats, &self.holders.buffers(self.time.now_us())));
         }
@@ -257,7 +257,7 @@ impl PoolCore {
             pinning_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
             needed_bytes,
-            set_in_code: self.config.extra.set_in_code.clone(),
+            set_in_code: self.config.extra.set_in_code.join(" "),
             limit: has_limit.then_some(limit.into()),
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
@@ -287,10 +287,10 @@ impl stats_socket::StatisticsSource for PoolCore {
         let holders = self.holders_of(&stats);
         let why = self.diagnose();
         let holder = |holder: &Holder| {
-            let oldest_seconds = holder.oldest.map(|age| age.as_secs_f64());
+            let age_seconds = holder.oldest_age.map(|age| age.as_secs_f64());
             let Holder { tag, buffers, bytes, requested_bytes, .. } = holder;
             serde_json::json!({
-                "tag": tag, "buffers": buffers, "bytes": bytes, "requested_bytes": requested_bytes, "oldest_seconds": oldest_seconds,
+                "tag": tag, "buffers": buffers, "bytes": bytes, "requested_bytes": requested_bytes, "oldest_age_seconds": age_seconds,
             })
         };
         let mut object = serde_json::json!(stats);
@@ -302,7 +302,7 @@ impl stats_socket::StatisticsSource for PoolCore {
         object["table"] = stats.to_string().into();
         object["dump"] = self.dump_of(&stats, None).to_string().into();
         object["snapshot"] = serde_json::json!(self.snapshot());
-        object["owners"] = holders.iter().take(HOLDERS_MAX).map(holder).collect();
+        object["holders"] = holders.iter().take(HOLDERS_MAX).map(holder).collect();
         object
     }
 }

@@ -48,7 +48,7 @@ use pinpool_os::threads;
 use pinpool_os::unwind::catch_panic;
 
 /// Shortest time that an attempt may wait for other threads' driver calls.
-const MIN_SEARCH_TIME: Duration = Duration::from_micros(500);
+const SEARCH_TIME_MIN: Duration = Duration::from_micros(500);
 
 /// The pool or partition behind a queue.
 pub(crate) trait Server: Sized + Send + Sync + 'static {
@@ -61,9 +61,9 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
 
     fn queue(&self) -> &WaitQueue<Self>;
 
-    /// Requires each return to check the queue while `is_waiting`. Called under the lock of the queue, so it must neither lock the
-    /// queue nor call user code.
-    fn require_slow_path(&self, is_waiting: bool);
+    /// Called when the queue gets its first request or loses its last: each return must check the queue while `is_waiting`. The
+    /// lock of the queue is held, so the call must neither lock the queue nor call user code.
+    fn on_waiting_changed(&self, is_waiting: bool);
 
     /// Finishes the returns that are ready, such as returns of buffers with completed copies.
     fn sweep(&self);
@@ -187,7 +187,7 @@ impl<S: Server> WaitQueue<S> {
         // SeqCst: a return that follows a search by a request that has joined sees the request.
         self.waiting.store(state.waiters.len(), Ordering::SeqCst);
         if head.is_some() != head_before.is_some() {
-            server.require_slow_path(head.is_some());
+            server.on_waiting_changed(head.is_some());
         }
         let mut next = None;
         if head != head_before {
@@ -258,7 +258,7 @@ impl<S: Server> WaitQueue<S> {
         let searched = is_deferred || self.is_head(server, waiter);
         if searched {
             // A short time, so that the request soon finds an item that it is handed meanwhile.
-            let longest = server.longest_sleep(waiter.polls_since()).max(MIN_SEARCH_TIME);
+            let longest = server.longest_sleep(waiter.polls_since()).max(SEARCH_TIME_MIN);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + longest)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
                 Err(refusal) if !is_deferred => waiter.state.lock().refusal = Some(refusal),

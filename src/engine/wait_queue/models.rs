@@ -67,7 +67,7 @@ impl Server for ModelPool {
         &self.queue
     }
 
-    fn require_slow_path(&self, is_waiting: bool) {
+    fn on_waiting_changed(&self, is_waiting: bool) {
         self.shard.lock().is_slow = is_waiting;
     }
 

@@ -13,7 +13,7 @@ const OTHER: Class = Class { bytes: 8192, index: 1 };
 struct TestPool {
     queue: WaitQueue<Self>,
     idle: Mutex<Vec<u32>>,
-    /// The argument of each call of `require_slow_path`.
+    /// The argument of each call of `on_waiting_changed`.
     told: Mutex<Vec<bool>>,
     attempts: Count,
     panics: std::sync::atomic::AtomicBool,
@@ -57,7 +57,7 @@ impl Server for TestPool {
         &self.queue
     }
 
-    fn require_slow_path(&self, is_waiting: bool) {
+    fn on_waiting_changed(&self, is_waiting: bool) {
         self.told.lock().push(is_waiting);
     }
 

@@ -139,13 +139,13 @@ lines! {
     Info(reserve) reserve_progress(pinned: u64 as Size, of: u64 as Size, left: Option<Duration> as time_left)
         "pinned={pinned} of={of}{left}";
 
-    /// The reserve is pinned completely. To do: nothing.
+    /// A background reserve is complete. To do: nothing.
     Info(reserve) reserve_complete(pinned: u64 as Size, time: Duration as Time, node: Option<u32> as numa_node)
         "pinned={pinned} time={time}{node}";
 
     // Queries the kernel for `huge` only if the line is logged.
-    /// The reserve is pinned; `huge` counts its bytes in huge pages. To do: if they are few, check `/sys/kernel/mm/transparent_hugepage`.
-    Info(reserve) reserve_pinned(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
+    /// `bytes` of a reserve are pinned, `huge` of them in huge pages. To do: if they are few, check `/sys/kernel/mm/transparent_hugepage`.
+    Info(reserve) reserve_call(bytes: u64 as Size, huge: impl Fn() -> u64 as measured, node: Option<u32> as numa_node)
         "bytes={bytes}{node} huge={huge}";
 
     /// The limit has no room for the rest of the reserve; pinning continues once there is room. To do: raise `PINPOOL_MAX_BYTES`, or
@@ -154,9 +154,9 @@ lines! {
         "waiting for room in the limit, pinned={pinned} of={of} max={max}; raise PINPOOL_MAX_BYTES or lower PINPOOL_RESERVE";
 
     /// The backend refused the rest of the reserve; the pool continues without it. To do: fix the logged reason, then call
-    /// `reserve()`.
+    /// `reserve(of - pinned)`.
     Warn(reserve) reserve_stopped(pinned: u64 as Size, of: u64 as Size, error: &SourceError)
-        "pinned={pinned} of={of}: {error}; fix this and call reserve(), or lower PINPOOL_RESERVE";
+        "pinned={pinned} of={of}: {error}; fix this and call reserve(of - pinned), or lower PINPOOL_RESERVE";
 
     /// There are too few huge pages, so other pages are used. To do: raise `vm.nr_hugepages` (1 GiB pages: at boot), or set
     /// `PINPOOL_HUGETLB=auto`.
@@ -186,7 +186,7 @@ lines! {
     Warn(copies) stuck(buffers: u64, bytes: u64 as Size, age: Duration as Time, stream: Option<u64> as stream_id)
         "copies do not complete,{stream} buffers={buffers} bytes={bytes} in_flight_for={age}; find what blocks the stream";
 
-    /// The driver cannot tell whether a copy has completed; queried every 100 ms. To do: as for `leaked`.
+    /// The driver cannot tell whether a copy has completed; the pool asks again every 100 ms. To do: as for `leaked`.
     Error(copies) quarantined(bytes: u64 as Size, buffers: u64, keeps_all: bool as what_is_kept, error: &error::Error)
         "not reused until the device responds, bytes={bytes} quarantined={buffers}{keeps_all}: {error}";
 
@@ -200,7 +200,7 @@ lines! {
         "quarantined buffers are reusable, buffers={buffers} bytes={bytes}";
 
     /// Idle memory has reached `PINPOOL_IDLE_TIMEOUT` but stays pinned, because a release would wait for the device; logged once. To do:
-    /// call `trim()` if the host needs the memory.
+    /// call `trim(0)` if the host needs the memory.
     Info(release) idle_kept(idle: u64 as Size, backend: &str)
         "a release would wait for the device, idle={idle} backend={backend}";
 
@@ -243,8 +243,8 @@ lines! {
     Error(trace) trace_incomplete(path: &Path as shown, records: u64, lost: u64, why: &str)
         "path={path} records={records} lost={lost}: {why}";
 
-    /// The last handle of the pool was dropped. To do: nothing.
-    Info(pool) closed(stats: &Stats as totals) "{stats}";
+    /// The last handle was dropped; `Pool::close` logs nothing. To do: nothing.
+    Info(pool) pool_ended(stats: &Stats as totals) "{stats}";
 
     // This is not a warning: a buffer in a later field of a struct than its pool is normally dropped after the pool.
     /// The last handle was dropped, but buffers are still out; those with a tag or a sampled call stack are listed. To do: nothing if
@@ -252,15 +252,15 @@ lines! {
     Info(pool) buffers_still_out(list: (&Stats, &[HeldBuffer]) as still_out) "memory stays allocated until these are dropped, {list}";
 
     /// Copies did not complete within 30 s after the pool ended. To do: find what blocks the stream.
-    Error(copies) close_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
+    Error(copies) end_in_flight(copies: u64, bytes: u64 as Size, waited: Duration as Time) "a device may still use \
         this memory; it is never released, copies={copies} bytes={bytes} waited={waited}";
 
-    /// A copy may not have completed, so all memory stays pinned. To do: as for `close_in_flight` or `leaked`.
-    Error(release) close_left_pinned(bytes: u64 as Size)
+    /// A copy may not have completed, so all memory stays pinned. To do: as for `end_in_flight` or `leaked`.
+    Error(release) end_left_pinned(bytes: u64 as Size)
         "memory stays pinned, because a release would wait for a copy, bytes={bytes}";
 
     /// The driver did not release memory at the end of the pool. To do: check the device.
-    Error(release) close_unreleased(bytes: u64 as Size, error: &SourceError)
+    Error(release) end_unreleased(bytes: u64 as Size, error: &SourceError)
         "memory stays pinned until the process ends, bytes={bytes}: {error}";
 }
 

@@ -6,6 +6,7 @@
 //! The methods take plain values, never a pool. They decide only which checks are printed (by default one in ten over the whole
 //! process, as in TensorFlow), and which warnings go to standard error if the program has no logger.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
@@ -83,15 +84,14 @@ impl PoolLog {
         }
     }
 
-    /// Logs settings without effect. If the program has no logger, writes them to standard error once.
+    /// Logs settings without effect, each text only for the first pool, because most settings come from the environment, which
+    /// all pools share. If the program has no logger, writes them to standard error once.
     #[track_caller]
     pub(crate) fn ineffective_settings(&self, unused: &[String]) {
-        for unused in unused {
+        for unused in unused.iter().filter(|unused| log::max_level() != log::LevelFilter::Off && is_first(unused)) {
             self.setting(unused);
         }
-        if !unused.is_empty() {
-            self.print_once("setting", "setting", unused);
-        }
+        self.print_once("setting", "setting", unused);
     }
 
     /// Logs a problem of the machine. If the program has no logger, writes it to standard error, once for each kind of problem.
@@ -106,19 +106,21 @@ impl PoolLog {
     }
 
     /// Writes lines to standard error, unless the program has a logger or lines of this kind have been written before.
-    fn print_once(&self, kind: &'static str, event: &str, lines: &[impl fmt::Display]) {
-        static PRINTED: PerProcess<unmodeled::Mutex<Vec<&'static str>>> = PerProcess::new(unmodeled::Mutex::default);
-        let mut printed = PRINTED.get().lock();
-        if log::max_level() != log::LevelFilter::Off || printed.contains(&kind) {
+    fn print_once(&self, kind: &str, event: &str, lines: &[impl fmt::Display]) {
+        if lines.is_empty() || log::max_level() != log::LevelFilter::Off || !is_first(kind) {
             return;
         }
-        printed.push(kind);
-        drop(printed);
         for line in lines {
             // The error of a failed write cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "pinpool: {self}{event}: {line}");
         }
     }
+}
+
+/// Returns whether no earlier call in this process had this text.
+fn is_first(text: &str) -> bool {
+    static SEEN: PerProcess<unmodeled::Mutex<BTreeSet<String>>> = PerProcess::new(unmodeled::Mutex::default);
+    SEEN.get().lock().insert(text.to_owned())
 }
 
 /// Returns whether the `nth` event of a kind is logged: the first, the tenth, the hundredth and so on.

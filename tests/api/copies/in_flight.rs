@@ -14,17 +14,17 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device, gate) = held_sink(100);
     let first = filled(&pool, 100, 1);
-    let id = first.id();
+    let id = first.unstable_id();
     let copy = first.copy_to(&stream, &mut device).unwrap();
     let second = filled(&pool, 100, 2);
-    assert_ne!(second.id(), id);
+    assert_ne!(second.unstable_id(), id);
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.in_use, stats.requests.returned, stats.memory.idle), (1, 1, 0, 0));
     assert!(stats.copies.oldest_age.is_some());
     assert!(!copy.is_complete().unwrap());
     drop(gate);
     copy.wait().unwrap();
-    assert_eq!(pool.get(100).unwrap().id(), id, "the request found the copy complete and reused its buffer");
+    assert_eq!(pool.get(100).unwrap().unstable_id(), id, "the request found the copy complete and reused its buffer");
     assert!(device.read().iter().all(|&byte| byte == 1));
     valid_stats(&pool);
 }

@@ -25,6 +25,6 @@ fn a_pinned_slice_is_indexed_as_a_plain_one() {
     bytes[2..].fill(7);
     bytes[..=0][0] += 1;
     assert_eq!(*bytes, [2, 9, 7, 7]);
-    bytes.iter_mut().for_each(|byte| *byte -= 1);
+    AsMut::<[u8]>::as_mut(bytes).iter_mut().for_each(|byte| *byte -= 1);
     assert_eq!((&*bytes).into_iter().collect::<Vec<_>>(), [&1, &8, &6, &6]);
 }

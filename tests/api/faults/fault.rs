@@ -14,10 +14,10 @@ fn a_return_during_a_miss_serves_it_and_nothing_is_pinned() {
     drop(pool.get(8000).unwrap());
     let releases = source.hold(SourceCall::Release);
     std::thread::scope(|scope| {
-        let missing = scope.spawn(|| pool.get(4000).map(|buffer| buffer.id()));
+        let missing = scope.spawn(|| pool.get(4000).map(|buffer| buffer.unstable_id()));
         // The request has missed, and is releasing the idle buffer of the other class.
         releases.wait_for(1);
-        let id = wanted.id();
+        let id = wanted.unstable_id();
         drop(wanted);
         drop(releases);
         assert_eq!(missing.join().unwrap().unwrap(), id);

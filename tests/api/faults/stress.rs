@@ -89,7 +89,7 @@ fn stress(preset: Preset) {
     // Less than the threads could hold, so that requests wait, idle buffers are reclaimed and some requests fail.
     let max_bytes = THREADS * 500_000;
     let pool = builder.max_bytes(max_bytes).pool_size_limit(10).wait(Duration::from_millis(1)).build().unwrap();
-    let part = (preset == Preset::Adaptive).then(|| pool.partition("other", max_bytes / 2).unwrap());
+    let part = (preset == Preset::Adaptive).then(|| pool.open_partition("other", max_bytes / 2).unwrap());
     let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel()).unzip();
     let served: Vec<u64> = thread::scope(|scope| {
         let mut running = Vec::new();

@@ -98,7 +98,7 @@ fn stays_under_the_limit(
         // The first attempts may be scripted to fail.
         while pool.reserve(reserve).is_err() {}
     }
-    let eval = pool.partition("eval", max_bytes / 2).unwrap();
+    let eval = pool.open_partition("eval", max_bytes / 2).unwrap();
     let barrier = Barrier::new(usize::try_from(THREADS).unwrap());
     thread::scope(|scope| {
         for number in 0..THREADS {

@@ -62,7 +62,7 @@ fn pageable_memory_counts_during_copies_and_when_quarantined() {
 #[test]
 fn a_full_partition_may_get_pageable_memory_only_from_a_full_pool() {
     let pool = builder().max_bytes(8 << 20).on_full(OnFull::Pageable).build().unwrap();
-    let eval = pool.partition("eval", 2 << 20).unwrap();
+    let eval = pool.open_partition("eval", 2 << 20).unwrap();
     let all: Vec<_> = (0..8).map(|_| pool.get(MIB).unwrap()).collect();
     let held: Vec<_> = std::iter::from_fn(|| eval.get(MIB).ok()).collect();
     assert_eq!((held.len(), held.iter().any(|buf| buf.pinned_by().is_some())), (2, false));
@@ -79,7 +79,7 @@ fn the_peak_of_a_partition_is_memory_that_was_there() {
         .max_bytes(1 << 50)
         .build()
         .unwrap();
-    let eval = pool.partition("eval", 1 << 50).unwrap();
+    let eval = pool.open_partition("eval", 1 << 50).unwrap();
     assert!(eval.get(1 << 45).is_err());
     let stats = valid_stats(&eval);
     assert_eq!((stats.memory.peak_held_bytes, stats.memory.held_bytes), (0, 0));
@@ -119,7 +119,7 @@ fn a_refusal_names_the_bytes_that_are_lost() {
 #[test]
 fn a_lost_buffer_of_a_partition_stays_claimed_there_and_is_lost_to_its_pool() {
     let pool = builder().backend(Backend::Heap).max_bytes(8 << 20).build().unwrap();
-    let eval = pool.partition("eval", 1 << 20).unwrap();
+    let eval = pool.open_partition("eval", 1 << 20).unwrap();
     lose_one(&pool, &eval);
     assert_eq!((valid_stats(&pool).memory.quarantined, valid_stats(&pool).memory.quarantined_bytes), (1, 1 << 20));
     assert!(eval.stats().memory.in_use_bytes == 1 << 20 && eval.get(1).unwrap_err().is_limit());

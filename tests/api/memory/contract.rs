@@ -39,7 +39,7 @@ struct Steps(Mutex<Vec<&'static str>>);
 
 // SAFETY: this implementation has no memory.
 unsafe impl VirtualMemory for Steps {
-    fn reserve(&self, _: usize) -> Result<AddressRange, SourceError> {
+    fn reserve_addresses(&self, _: usize) -> Result<AddressRange, SourceError> {
         unreachable!("no range is needed")
     }
 
@@ -53,7 +53,7 @@ unsafe impl VirtualMemory for Steps {
         Ok(())
     }
 
-    unsafe fn unreserve(&self, _: AddressRange) -> Result<(), SourceError> {
+    unsafe fn release_addresses(&self, _: AddressRange) -> Result<(), SourceError> {
         unreachable!("no range is reserved")
     }
 }

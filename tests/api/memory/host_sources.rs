@@ -24,7 +24,7 @@ struct Pages<'source> {
 
 impl<'source> Pages<'source> {
     fn reserve(source: &'source dyn VirtualMemory, count: usize) -> Self {
-        Self { source, range: source.reserve((count + 2) * PAGE_BYTES).unwrap() }
+        Self { source, range: source.reserve_addresses((count + 2) * PAGE_BYTES).unwrap() }
     }
 
     fn commit(&self, first: usize, count: usize) -> Result<(), SourceError> {
@@ -55,7 +55,7 @@ impl<'source> Pages<'source> {
 
     fn unreserve(self) {
         // SAFETY: no test uses the range after this call.
-        unsafe { self.source.unreserve(self.range) }.unwrap();
+        unsafe { self.source.release_addresses(self.range) }.unwrap();
     }
 }
 

@@ -32,7 +32,7 @@ fn hugetlb_bytes() -> u64 {
 fn a_reserve_uses_huge_pages_if_there_are_enough() {
     alone(|| {
         for backend in [Backend::Heap, Backend::Mlock] {
-            for hugetlb in [HugeTlb::Off, HugeTlb::Auto, HugeTlb::Of2MiB] {
+            for hugetlb in [HugeTlb::Off, HugeTlb::Auto, HugeTlb::Pages2MiB] {
                 let free = free_pages();
                 let pool = pool(backend.clone(), hugetlb, 8 << 20);
                 let memory = pool.stats().memory;
@@ -58,9 +58,9 @@ fn a_reserve_uses_huge_pages_if_there_are_enough() {
 fn missing_huge_pages_are_a_warning_unless_auto() {
     alone(|| {
         // More than any machine of a test has set aside; 1 GiB pages are rare.
-        for (hugetlb, is_told) in [(HugeTlb::Of1GiB, true), (HugeTlb::Auto, false), (HugeTlb::Off, false)] {
+        for (hugetlb, is_told) in [(HugeTlb::Pages1GiB, true), (HugeTlb::Auto, false), (HugeTlb::Off, false)] {
             let are_there = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages");
-            if hugetlb == HugeTlb::Of1GiB && are_there.is_ok_and(|text| text.trim() != "0") {
+            if hugetlb == HugeTlb::Pages1GiB && are_there.is_ok_and(|text| text.trim() != "0") {
                 continue;
             }
             listen();

@@ -13,7 +13,7 @@ fn a_reserve_that_leaves_no_room_for_a_request_that_waits_is_refused() {
     for source in [SimSource::new, SimSource::separate_regions] {
         for is_partition in [false, true] {
             let pool = over(Arc::new(source(1 << 40)), 64 << 20).wait(LONG).build().unwrap();
-            let part = pool.partition("part", 48 << 20).unwrap();
+            let part = pool.open_partition("part", 48 << 20).unwrap();
             let held = pool.get(20 * MIB).unwrap();
             thread::scope(|scope| {
                 let waiting =

@@ -46,7 +46,7 @@ fn a_child_of_fork_gets_an_error_and_leaves_the_parents_memory_alone() {
                     ("hit", childs_pool.get(100_000).is_err_and(|error| error.is_forked())),
                     ("try_get", childs_pool.try_get(100_000).is_err_and(|error| error.is_forked())),
                     ("reserve", childs_pool.reserve(1 << 20).is_err_and(|error| error.is_forked())),
-                    ("partition", childs_pool.partition("p", 1 << 20).is_err_and(|error| error.is_forked())),
+                    ("partition", childs_pool.open_partition("p", 1 << 20).is_err_and(|error| error.is_forked())),
                     ("copy", held.copy_range_to(0..10, &stream, &mut device).is_err_and(|error| error.is_forked())),
                     ("wait", copy.wait().is_err_and(|error| error.is_device_failed())),
                 ];
@@ -206,7 +206,7 @@ fn use_everything(pool: &Pool) {
     held.wait_slice_mut().unwrap()[0] = 1;
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(3 << 20));
     held.copy_to(&stream, &mut device).unwrap().wait().unwrap();
-    drop(pool.partition("part", 8 << 20).unwrap().get(100_000).unwrap());
+    drop(pool.open_partition("part", 8 << 20).unwrap().get(100_000).unwrap());
     assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());
     let shared = SharedPool::new(pool, 10_000, 2).unwrap();
     let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
@@ -218,7 +218,7 @@ fn use_everything(pool: &Pool) {
 fn a_child_inherits_no_waiting_requests_of_a_partition() {
     alone(|| {
         let pool = heap().max_bytes(8_u64 << 20).build().unwrap();
-        let part = pool.partition("part", 1 << 20).unwrap();
+        let part = pool.open_partition("part", 1 << 20).unwrap();
         let held = part.get(1 << 20).unwrap();
         let waiting = std::thread::spawn({
             let part = part.clone();

@@ -16,7 +16,7 @@ mod record_pairs;
 mod record_stalled;
 mod remedies;
 #[cfg(feature = "observe")]
-mod socket_owners;
+mod socket_holders;
 mod stats_counts;
 mod stats_formats;
 mod tags;

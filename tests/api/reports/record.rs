@@ -74,7 +74,7 @@ fn pools_share_a_file_a_partition_is_a_tag_and_a_later_pool_continues_it() {
     let (_dir, path) = scratch("t.trace");
     let build = |name: &str| over_sim(1 << 30).trace(path.clone()).name(name).build().unwrap();
     let (first, second) = (build("first"), build("second"));
-    let part = first.partition("part", 1 << 20).unwrap();
+    let part = first.open_partition("part", 1 << 20).unwrap();
     [first.get(5000), second.get(5000), part.get(5000)].into_iter().for_each(|buf| drop(buf.unwrap()));
     drop((first, second, part));
     let third = build("third");

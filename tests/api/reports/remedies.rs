@@ -47,7 +47,7 @@ fn the_remedy_of_a_refusal_is_the_one_that_helps() {
         assert!(remedy.contains(helps), "{case}: no \"{helps}\" in: {text}");
         assert!(!text.contains(never), "{case}: \"{never}\" in: {text}");
     }
-    let part = adaptive().partition("part", 1 << 20).unwrap();
+    let part = adaptive().open_partition("part", 1 << 20).unwrap();
     for (held, len, helps) in [(MIB, 4096, "Return its buffers sooner"), (1, 2 * MIB, "Request a smaller buffer")] {
         let text = refusal(&part, held, len);
         let text = text.lines().next().unwrap();

@@ -48,7 +48,7 @@ fn as_data_each_figure_has_its_name_and_each_duration_its_unit() {
     let data = serde_json::to_value(&stats).unwrap();
     assert_eq!((&data["name"], &data["requests"]["served"]), (&"train".into(), &3.into()));
     assert!(data["copies"]["oldest_age_seconds"].is_f64(), "{data}");
-    for statistic in stats.list() {
+    for statistic in stats.unstable_list() {
         let pointer = format!("/{}", statistic.path.replace('.', "/"));
         let pointer = pointer.replace("oldest_age", "oldest_age_seconds").replace("reserve_eta", "reserve_eta_seconds");
         assert!(data.pointer(&pointer).is_some() && !statistic.help.is_empty(), "{statistic:?}");

@@ -20,8 +20,8 @@ fn builder() -> PoolBuilder {
 fn holders(pool: &Pool) -> Vec<(String, u64, u64)> {
     let all = pool.dump().holders().to_vec();
     // Under `tensorflow` each buffer takes a page more than its length.
-    let more = if pool.config().preset == Preset::TensorFlow { 4096 } else { 0 };
-    all.into_iter().map(|owner| (owner.tag, owner.buffers, owner.bytes - more * owner.buffers)).collect()
+    let more = if pool.unstable_config().preset == Preset::TensorFlow { 4096 } else { 0 };
+    all.into_iter().map(|holder| (holder.tag, holder.buffers, holder.bytes - more * holder.buffers)).collect()
 }
 
 fn of(tag: &str, buffers: u64, bytes: u64) -> (String, u64, u64) {
@@ -41,7 +41,7 @@ fn each_tag_counts_what_its_handles_hold() {
         assert_eq!(holders(&pool), all);
         drop((held, label));
         assert_eq!(holders(&pool), [of("(untagged)", 1, 2 << 20)]);
-        // Idle memory has no owner: its next user has another tag.
+        // Idle memory has no holder: its next user has another tag.
         let other = labels.try_get(MIB).unwrap().unwrap();
         assert_eq!(holders(&pool), [of("(untagged)", 1, 2 << 20), of("loader/labels", 1, 1 << 20)]);
         drop((other, untagged));
@@ -122,7 +122,7 @@ fn at_the_end_the_log_has_totals_and_what_is_still_out() {
     drop((images, pool));
     let kept = lines_with_levels();
     let [(Level::Info, ended), (Level::Info, out)] = kept.as_slice() else { panic!("two lines: {kept:?}") };
-    assert_eq!(ended, "pool[p] closed: requests=3 hits=0 misses=3 failed=0 evicted=0 pins=1 peak=2.0MiB");
+    assert_eq!(ended, "pool[p] pool_ended: requests=3 hits=0 misses=3 failed=0 evicted=0 pins=1 peak=2.0MiB");
     assert_eq!(
         out,
         "pool[p] buffers_still_out: memory stays allocated until these are dropped, buffers=3 bytes=1.0MiB\n  1.0MiB tag=images age=7.0s\n  \

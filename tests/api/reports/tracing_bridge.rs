@@ -38,7 +38,7 @@ fn a_subscriber_gets_the_lines_with_level_target_and_name_of_the_pool() {
         for start in [
             " INFO pinpool::pool: pool[loader] created: preset=adaptive backend=heap ",
             "DEBUG pinpool::growth: pool[loader] acquired: request=4096B held=0B->",
-            " INFO pinpool::pool: pool[loader] closed: requests=1 hits=0 misses=1 ",
+            " INFO pinpool::pool: pool[loader] pool_ended: requests=1 hits=0 misses=1 ",
         ] {
             assert!(text.lines().any(|line| line.starts_with(start)), "{start:?} is missing in:\n{text}");
         }

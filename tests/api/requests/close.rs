@@ -81,13 +81,13 @@ fn close_releases_idle_memory_and_keeps_buffers_in_use() {
 #[test]
 fn a_pool_closes_its_partitions_and_a_partition_not_its_pool() {
     let pool = over_sim(8 << 20).build().unwrap();
-    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 2 << 20).unwrap());
+    let [one, other] = ["one", "other"].map(|name| pool.open_partition(name, 2 << 20).unwrap());
     drop(one.get(MIB).unwrap());
     one.close();
     assert!(one.get(MIB).unwrap_err().is_closed());
     assert!(other.get(MIB).is_ok() && pool.get(MIB).is_ok());
     pool.close();
-    assert!(other.get(MIB).unwrap_err().is_closed() && pool.partition("late", 1 << 20).unwrap_err().is_closed());
+    assert!(other.get(MIB).unwrap_err().is_closed() && pool.open_partition("late", 1 << 20).unwrap_err().is_closed());
 }
 
 #[test]

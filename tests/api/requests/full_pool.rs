@@ -35,7 +35,7 @@ fn a_copy_that_begins_while_a_request_waits_serves_it() {
 #[test]
 fn a_copy_that_begins_while_requests_wait_in_partitions_serves_them() {
     let pool = over_sim(2 << 20).build().unwrap();
-    let [one, other] = ["one", "other"].map(|name| pool.partition(name, 1 << 20).unwrap());
+    let [one, other] = ["one", "other"].map(|name| pool.open_partition(name, 1 << 20).unwrap());
     // At the limit of the partition, while the pool has room.
     let held = one.get(MIB).unwrap();
     a_copy_serves(&one, held);
@@ -68,7 +68,7 @@ fn polls(pool: &impl Requests, wait: Duration) -> u128 {
 fn a_waiting_request_checks_rarely_and_backs_off_during_a_long_copy() {
     let all = over_sim(1 << 30).build().unwrap();
     polls_rarely(&over_sim(1 << 20).build().unwrap());
-    polls_rarely(&all.partition("part", 1 << 20).unwrap());
+    polls_rarely(&all.open_partition("part", 1 << 20).unwrap());
 }
 
 fn polls_rarely(pool: &impl Requests) {

@@ -33,7 +33,7 @@ fn a_head_above_a_lowered_limit_fails_and_the_next_is_served() {
         for pool in both_presets(16 << 20).map(|builder| builder.build().unwrap()) {
             head_above_a_lowered_limit(&pool, || pool.set_max_bytes(7 << 20).unwrap());
         }
-        let partition = over_sim(64 << 20).build().unwrap().partition("p", 16 << 20).unwrap();
+        let partition = over_sim(64 << 20).build().unwrap().open_partition("p", 16 << 20).unwrap();
         head_above_a_lowered_limit(&partition, || partition.set_max_bytes(7 << 20).unwrap());
     });
 }
@@ -41,7 +41,7 @@ fn a_head_above_a_lowered_limit_fails_and_the_next_is_served() {
 #[test]
 fn what_waits_for_the_pool_is_served_after_its_partition_is_closed() {
     let pool = over_sim(8 << 20).build().unwrap();
-    let partition = pool.partition("p", 8 << 20).unwrap();
+    let partition = pool.open_partition("p", 8 << 20).unwrap();
     let held = pool.get(8 * MIB).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| partition.get(4 * MIB).map(drop));
@@ -61,7 +61,7 @@ fn what_waits_for_the_pool_is_served_after_its_partition_is_closed() {
 fn a_lost_device_ends_the_wait_in_a_partition() {
     let source = faulty_sim();
     let pool = over(source.clone(), 8 << 20).wait(LONG).build().unwrap();
-    let partition = pool.partition("p", 2 << 20).unwrap();
+    let partition = pool.open_partition("p", 2 << 20).unwrap();
     let _held = partition.get(2 * MIB).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| partition.get(2 * MIB).map(drop));
@@ -75,7 +75,7 @@ fn a_lost_device_ends_the_wait_in_a_partition() {
 #[test]
 fn a_try_get_that_finds_nothing_refuses_no_request_of_its_partition() {
     let pool = over_sim(64 << 20).build().unwrap();
-    let partition = pool.partition("p", 2 << 20).unwrap();
+    let partition = pool.open_partition("p", 2 << 20).unwrap();
     thread::scope(|scope| {
         let asking = scope.spawn(|| (0..20_000).all(|_| partition.try_get(2 * MIB).unwrap().is_none()));
         while !asking.is_finished() {
@@ -138,7 +138,7 @@ fn requests_that_pass_the_head_return_their_room_although_no_buffer_is_reused() 
 
 #[test]
 fn a_partition_with_room_says_who_comes_first() {
-    let partition = over_sim(64 << 20).build().unwrap().partition("p", 4 << 20).unwrap();
+    let partition = over_sim(64 << 20).build().unwrap().open_partition("p", 4 << 20).unwrap();
     let held = partition.get(3 * MIB).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| partition.get(2 * MIB).map(drop));

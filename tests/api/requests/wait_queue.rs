@@ -23,13 +23,13 @@ fn a_returned_buffer_goes_to_the_waiting_request() {
         let pool = builder.build().unwrap();
         let len = MIB + MIB / 2;
         let only = pool.get(len).unwrap();
-        let id = only.id();
+        let id = only.unstable_id();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.get(len).unwrap());
             until_waits(&pool, 1);
             drop(only);
             assert!(pool.try_get(len).unwrap().is_none(), "the buffer belongs to the waiting request");
-            assert_eq!(waiting.join().unwrap().id(), id, "the same memory, without a call of the backend");
+            assert_eq!(waiting.join().unwrap().unstable_id(), id, "the same memory, without a call of the backend");
         });
         let Stats { memory, requests, .. } = valid_stats(&pool);
         assert_eq!((requests.served, requests.hits, requests.returned, memory.idle), (2, 1, 2, 1));

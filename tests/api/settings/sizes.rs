@@ -50,6 +50,6 @@ fn an_empty_variable_is_not_set_and_every_default_matches_the_table() {
         for entry in report.variables {
             assert_eq!((&entry.value, entry.origin), (&entry.default, "default"), "{}", entry.name);
         }
-        assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().config().max_bytes, Limit::Auto);
+        assert_eq!(Pool::builder().backend(Backend::Heap).build().unwrap().unstable_config().max_bytes, Limit::Auto);
     });
 }

@@ -24,7 +24,7 @@ const HELD: usize = 8;
 /// Smallest and largest buffer of a hit, in bytes: small, so that the pool takes most of the time.
 const HIT_BYTES: (usize, usize) = (64, 1024);
 /// Largest buffer that is held, handed over or copied, as a power of two; the smallest is 1 KiB.
-const LARGEST_LOG2: u32 = 18;
+const LEN_LOG2_MAX: u32 = 18;
 /// Operations between two checks of the clock and of the running copy.
 const CHUNK: u64 = 1024;
 
@@ -171,7 +171,7 @@ impl<'a> Worker<'a> {
     fn get_any(&mut self, random: u64) -> Result<Filled, pinpool::Error> {
         // Both values are small, so the casts lose nothing.
         #[expect(clippy::cast_possible_truncation)]
-        let (log2, within) = (10 + random as u32 % (LARGEST_LOG2 - 10), (random >> 8) as usize);
+        let (log2, within) = (10 + random as u32 % (LEN_LOG2_MAX - 10), (random >> 8) as usize);
         let least = 1_usize << log2;
         self.get(least + within % least)
     }

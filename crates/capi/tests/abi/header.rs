@@ -1,4 +1,4 @@
-//! `include/pinpool.h` must be what cbindgen makes of `src` and `header`: WRITE_HEADER=1 cargo test -p pinpool-capi header
+//! `include/pinpool.h` must be what cbindgen makes of `src` and `cbindgen`: WRITE_HEADER=1 cargo test -p pinpool-capi header
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use cbindgen::{Builder, Config, DocumentationStyle, ExportConfig, FunctionConfig
 const SOURCES: [&str; 7] = ["version", "status", "call", "log", "slots", "pool", "buffer"];
 
 /// The comments before the declarations.
-const TOP: &str = include_str!("../../header/top.h");
+const TOP: &str = include_str!("../../cbindgen/top.h.in");
 
 /// The macros, after the version.
-const MACROS: &str = include_str!("../../header/macros.h");
+const MACROS: &str = include_str!("../../cbindgen/macros.h.in");
 
 #[test]
 fn the_header_is_up_to_date() {

@@ -2,8 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `requests` | requests, returns, and what a config string sets |
-//! | `misuse` | invalid handles, buffers and arguments |
+//! | `requests` | requests, returns, what a config string sets, and errors |
 //! | `destruction` | pools that are destroyed with calls running and buffers out |
 //! | `threads` | many concurrent threads, on one pool and on many |
 //! | `logging` | the log callback |
@@ -20,7 +19,6 @@ mod fixture;
 mod header;
 mod library;
 mod logging;
-mod misuse;
 mod programs;
 mod requests;
 mod threads;

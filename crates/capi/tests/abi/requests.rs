@@ -1,7 +1,7 @@
-//! Requests, returns, and what a config string sets.
+//! Requests, returns, what a config string sets, and errors.
 
 use std::ffi::CStr;
-use std::ptr;
+use std::{ptr, thread};
 
 use pinpool_c::*;
 
@@ -160,13 +160,28 @@ fn options_set_the_alignment_the_timeout_and_the_tag() {
     assert!(status == pp_status::PP_OVER_LIMIT && text.contains("decode"), "{text}");
     put(pool, held).unwrap();
     for (options, words) in [
+        (pp_get_options { alignment: 0, ..OPTIONS }, "aligned to 0"),
+        (pp_get_options { alignment: 3, ..OPTIONS }, "aligned to 3"),
+        (pp_get_options { alignment: 1 << 31, ..OPTIONS }, "aligned to 2147483648"),
         (pp_get_options { tag: c"\xff".as_ptr(), ..OPTIONS }, "`tag` is not UTF-8"),
-        (pp_get_options { struct_size: 24, ..OPTIONS }, "struct_size=24"),
+        (pp_get_options { struct_size: 24, ..OPTIONS }, "struct_size=24, not one of [32]: "),
     ] {
         let (status, text) = get_with(pool, 4096, options).unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(words), "{text}");
     }
     destroy(pool);
+}
+
+#[test]
+fn each_thread_has_its_own_last_error() {
+    let first = outcome(pp_maintain(ptr::null_mut()), ()).unwrap_err();
+    let (fresh, other) = thread::spawn(|| (last_error(), get(open(HEAP), usize::MAX).unwrap_err())).join().unwrap();
+    assert_eq!(fresh, (pp_status::PP_OK, String::new()));
+    assert_eq!(other.0, pp_status::PP_INVALID_ARGUMENT);
+    assert!(other.1.contains("cannot allocate 16777216.0TiB") && other.1 != first.1, "{}", other.1);
+    assert_eq!(last_error(), first, "a success or another thread does not change it");
+    put(open(HEAP), Address(ptr::null_mut())).unwrap();
+    assert_eq!(last_error(), first);
 }
 
 #[test]
@@ -179,12 +194,12 @@ fn every_status_has_its_name() {
     let all = all! {
         PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_OVER_LIMIT PP_NONE_IDLE
         PP_MEMORY_REFUSED PP_DEVICE_FAILED PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_STREAM_CAPTURING PP_INVALID_HANDLE
-        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_CLOSED
+        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_CLOSED PP_BUFFER_LOST PP_DEVICE_RESET
     };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
     }
-    assert_eq!((name(17), name(-1)), ("unknown", "unknown"));
+    assert_eq!((name(19), name(-1)), ("unknown", "unknown"));
     // SAFETY: a static text.
     assert_eq!(unsafe { CStr::from_ptr(pp_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
 }

@@ -1,14 +1,18 @@
 // The classes of pinpool.hpp without a GPU.
 #include <pinpool.h>
 
-// While this has a place for an address, a return fails after the return, and another thread gets the memory.
+// While this has a place for an address, a return fails with this code after the return, and another thread gets the memory.
 static void **gets_memory = nullptr;
+static pp_status after_return = PP_OK;
+static bool fails_before_return = false;
 static pp_status fake_put_after_stream(pp_pool *pool, void *data, CUstream_st *stream)
 {
+    if (fails_before_return)
+        return PP_INTERNAL;
     if (gets_memory == nullptr)
         return pp_put_after_stream(pool, data, stream);
     const bool is_other = pp_put(pool, data) == PP_OK && pp_get(pool, 4096, gets_memory) == PP_OK;
-    return is_other && *gets_memory == data ? PP_INTERNAL : PP_OK;
+    return is_other && *gets_memory == data ? after_return : PP_OK;
 }
 #define pp_put_after_stream fake_put_after_stream
 #include <pinpool.hpp>
@@ -57,7 +61,7 @@ template <typename From> constexpr bool is_stream = std::is_convertible_v<From, 
 static_assert(gets_on_stream<pinpool::pool> && !gets_without_stream<pinpool::pool> && !gets_with_braces<pinpool::pool>);
 static_assert(!std::is_default_constructible_v<pinpool::stream_or_host>);
 static_assert(is_stream<stream_of_a_library> && is_stream<CUstream_st *> && is_stream<pinpool::host_only_t>);
-static_assert(is_stream<stream_with_get> && is_stream<pinpool::stream_ref> && !is_stream<get_of_another>);
+static_assert(is_stream<stream_with_get> && is_stream<pinpool::stream_handle> && !is_stream<get_of_another>);
 static_assert(!is_stream<std::nullptr_t> && !is_stream<int> && !is_stream<long>);
 // An empty smart pointer would be the default stream.
 static_assert(!is_stream<std::unique_ptr<CUstream_st, destroys_stream>> && !is_stream<std::shared_ptr<CUstream_st>>);
@@ -69,9 +73,15 @@ static_assert(!is_put_after<std::nullptr_t> && !is_put_after<int> && !is_put_aft
 static_assert(is_put_after_event<CUevent_st *> && !is_put_after_event<std::nullptr_t>);
 static_assert(std::is_same_v<decltype(std::declval<pinpool::buffer &>().data()), std::byte *>);
 static_assert(std::is_same_v<decltype(std::declval<const pinpool::buffer &>().data()), const std::byte *>);
+static_assert(std::is_same_v<decltype(std::declval<pinpool::buffer &>().data_as<float>()), float *>);
+static_assert(std::is_same_v<decltype(std::declval<const pinpool::buffer &>().data_as<float>()), const float *>);
 // A partition has no calls that only a pool can make.
 static_assert(trims<pinpool::pool> && !trims<pinpool::partition>);
 static_assert(!std::is_convertible_v<pinpool::partition, pinpool::pool>);
+// Their common class is no third kind of handle.
+static_assert(std::is_copy_constructible_v<pinpool::pool> && std::is_copy_assignable_v<pinpool::partition>);
+static_assert(!std::is_constructible_v<pinpool::pool_base, const pinpool::pool &>);
+static_assert(!std::is_assignable_v<pinpool::pool_base &, const pinpool::pool &>);
 
 static void check(bool is_right, const std::string &what)
 {
@@ -93,14 +103,12 @@ template <typename Call> static bool fails_with(pp_status status, const char *wo
 
 static void count(void *, void *counter) { ++*static_cast<int *>(counter); }
 
-// A release callback may use its pool.
+// A release callback may make calls that do not wait for the pool.
 static void use_pool(void *, void *user_data) noexcept
 {
     const auto &pool = *static_cast<pinpool::pool *>(user_data);
-    pool.get(4096, pinpool::host_only).put();
     std::optional<pinpool::buffer> idle = pool.try_get(4096, pinpool::host_only);
     check(idle.has_value(), "an idle buffer");
-    pool.maintain();
 }
 
 // A reserve is kept, and a trim releases the rest.
@@ -136,19 +144,40 @@ static void check_resource_options()
     } catch (const pinpool::bad_alloc &error) {
         check(std::strstr(error.what(), "vectors") != nullptr, "the tag in the error");
     }
+    const pinpool::memory_resource moved(std::move(memory));
+    check(moved.is_equal(memory), "a moved-from resource still has its pool");
     memory.deallocate(held, 6 << 20, 8);
+    const pinpool::partition part = pool.open_partition("part", 1 << 20);
+    const auto with_tag = [&] { pinpool::memory_resource(part, pinpool::host_only, options); };
+    check(fails_with(PP_INVALID_ARGUMENT, "without a tag", with_tag), "a tag for a partition");
+}
+
+// A text is not cut at a NUL.
+static void check_nul()
+{
+    using namespace std::string_literals;
+    const auto opens = [] { pinpool::pool("backend=heap\0; max_bytes=1MiB"s); };
+    pinpool::pool pool("backend=heap");
+    pinpool::get_options options;
+    options.tag = "a\0b"s;
+    const auto names = [&] { (void)pool.open_partition("a\0b"s, 1 << 20); };
+    const auto gets = [&] { (void)pool.get(4096, pinpool::host_only, options); };
+    const auto makes = [&] { pinpool::memory_resource(pool, pinpool::host_only, options); };
+    check(fails_with(PP_INVALID_ARGUMENT, "NUL", opens) && fails_with(PP_INVALID_ARGUMENT, "NUL", names), "a setting or name");
+    check(fails_with(PP_INVALID_ARGUMENT, "NUL", gets) && fails_with(PP_INVALID_ARGUMENT, "NUL", makes), "a tag");
 }
 
 static void check_release()
 {
     pinpool::pool pool("backend=heap; max_bytes=64MiB");
     char own[100] = {};
+    pool.get(4096, pinpool::host_only).put();
     pool.adopt(own, sizeof own, false, use_pool, &pool, pinpool::host_only).put();
     check(pool.stats_json().find("\"hits\":1,") != std::string::npos, "the release callback has run");
 }
 
-// After an internal error, nobody returns the buffer again: its memory may be another thread's.
-static void check_internal_errors()
+// A buffer that was lost or returned is not returned again: its memory may be another thread's. After another error it is.
+static void check_lost_buffers()
 {
     pinpool::pool pool("backend=heap");
     const auto is_in_use = [&](void *data) {
@@ -156,26 +185,67 @@ static void check_internal_errors()
         return pp_is_pinned(pool.native_handle(), data, &is_pinned) == PP_OK && pp_put(pool.native_handle(), data) == PP_OK;
     };
     void *of_another = nullptr;
+    pinpool::buffer batch;
     gets_memory = &of_another;
-    pool.get(4096, pinpool::legacy_stream).put();
-    check(is_in_use(of_another), "a return by the destructor");
-    pinpool::buffer batch = pool.get(4096, pinpool::legacy_stream);
+    for (pp_status status : {PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL, PP_FORKED}) {
+        after_return = status;
+        pool.get(4096, pinpool::legacy_stream).put();
+        check(is_in_use(of_another), "a return by the destructor");
+        batch = pool.get(4096, pinpool::host_only); // The destructor would call pp_put.
+        try {
+            batch.put_after_stream(pinpool::legacy_stream);
+            check(false, "a buffer that is not the caller's");
+        } catch (const pinpool::error &error) {
+            check(error.status() == status, "the status of the failed call, although it stored no last error");
+            check(!batch && batch.size() == 0, "the object is empty");
+        }
+        batch = {};
+        check(is_in_use(of_another), "a return that throws");
+    }
+    gets_memory = nullptr;
+    fails_before_return = true;
+    batch = pool.get(4096, pinpool::legacy_stream);
     try {
         batch.put_after_stream(pinpool::legacy_stream);
         check(false, "an internal error");
     } catch (const pinpool::error &) {
-        check(!batch && batch.size() == 0, "the object is empty");
+        check(static_cast<bool>(batch), "the object keeps its buffer");
     }
     batch = {};
-    check(is_in_use(of_another), "a return that throws");
-    gets_memory = nullptr;
+    fails_before_return = false;
+    check(pool.stats_json().find("\"in_use_bytes\":0,") != std::string::npos, "and returns it");
+}
+
+// The buffers of a destroyed pool stay valid, and the last return releases them.
+static void check_buffers_outlive_pool()
+{
+    char own[100] = {};
+    int released = 0;
+    pinpool::buffer adopted, batch;
+    pp_pool *handle;
+    {
+        const pinpool::pool pool("backend=heap");
+        handle = pool.native_handle();
+        adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
+        batch = pool.get(4096, pinpool::host_only);
+    }
+    check(pp_set_max_bytes(handle, 1 << 20) == PP_UNKNOWN_POOL, "the pool is destroyed");
+    pinpool::buffer moved = std::move(adopted);
+    check(moved.is_pinned() && !batch.is_pinned() && released == 0, "the buffers are in use");
+    std::memset(batch.data(), 1, batch.size());
+    batch.put();
+    check(moved.is_pinned(), "the other buffer is in use");
+    moved = {};
+    check(released == 1 && pp_put(handle, own) == PP_UNKNOWN_POOL, "the handle ends with the last return");
 }
 
 int main()
 {
     check_reserve();
-    check_internal_errors();
+    check_lost_buffers();
     check_resource_options();
+    check_nul();
+    check_buffers_outlive_pool();
     check_release();
     pinpool::buffer outlives;
     {
@@ -184,6 +254,7 @@ int main()
         pinpool::buffer batch = pool.get(1 << 20, pinpool::host_only);
         std::memset(batch.data(), 7, batch.size());
         void *address = batch.data();
+        check(batch.data_as<char>()[batch.size() - 1] == 7, "the memory as another type");
         batch.put();
         batch.put(); // empty: nothing to put
         std::optional<pinpool::buffer> again = pool.try_get(1 << 20, pinpool::host_only);
@@ -247,11 +318,11 @@ int main()
         {
             // Put by the destructors, also if there is no such stream.
             pinpool::buffer on_default = pool.get(8 << 20, pinpool::host_only);
-            check(!on_default.stream().stream(), "host_only has no stream");
+            check(!on_default.stream().get(), "host_only has no stream");
             on_default.set_stream(stream_with_get{});
-            check(on_default.stream().stream() == pinpool::per_thread_stream, "the stream of get()");
+            check(on_default.stream().get() == pinpool::per_thread_stream, "the stream of get()");
             on_default.set_stream(static_cast<CUstream_st *>(nullptr));
-            check(on_default.stream().stream() == pinpool::default_stream, "null is the default stream");
+            check(on_default.stream().get() == pinpool::default_stream, "null is the default stream");
             pinpool::buffer adopted = pool.adopt(own, sizeof own, true, count, &released, pinpool::host_only);
             check(adopted.is_pinned() && adopted.data() == reinterpret_cast<std::byte *>(own), "adopted memory");
         }

@@ -1,5 +1,5 @@
 /* Calls on the parent's pool return PP_FORKED in a child, which can open its own pool, also if threads of the parent use the
- * pool, or wait in it, during the fork. */
+ * pool, wait in it, or search the tables of all pools during the fork. */
 #define _POSIX_C_SOURCE 200809L
 #include <pinpool.h>
 
@@ -45,18 +45,31 @@ static void *use(void *pool)
     return NULL;
 }
 
+/* Returns an unknown buffer, which locks the tables of all pools, also of a pool that is destroyed. */
+static void *search(void *pool)
+{
+    while (!is_over)
+        if (pp_put(pool, &is_over) != PP_UNKNOWN_POINTER)
+            return pool;
+    return NULL;
+}
+
 int main(void)
 {
-    pp_pool *pool;
+    pp_pool *pool, *destroyed;
     void *held, *failed = NULL, *result;
-    pthread_t threads[4];
+    pthread_t threads[5];
     int status, i;
 
+    if (pp_pool_open("backend=heap", &destroyed) != PP_OK)
+        return 1;
     if (pp_pool_open("backend=heap; max_bytes=8MiB; wait=200ms", &pool) != PP_OK || pp_get(pool, 1 << 20, &held) != PP_OK)
         return 1;
     memset(held, 1, 1 << 20);
-    for (i = 0; i < 4; i++)
-        if (pthread_create(&threads[i], NULL, use, pool) != 0)
+    if (pp_pool_destroy(destroyed) != PP_OK)
+        return 1;
+    for (i = 0; i < 5; i++)
+        if (pthread_create(&threads[i], NULL, i < 4 ? use : search, pool) != 0)
             return 1;
     for (i = 0; i < 20; i++) {
         const pid_t child = fork();
@@ -70,7 +83,7 @@ int main(void)
         }
     }
     is_over = 1;
-    for (i = 0; i < 4; i++) {
+    for (i = 0; i < 5; i++) {
         pthread_join(threads[i], &result);
         failed = failed ? failed : result;
     }

@@ -64,10 +64,10 @@ static void null_arguments(pp_pool *pool)
     int is_pinned = 0;
     EXPECT_NULL(pp_pool_open(NULL, NULL), "pool");
     EXPECT_NULL(pp_get(NULL, 1, &ptr), "pool");
-    EXPECT_NULL(pp_get(pool, 1, NULL), "ptr");
-    EXPECT_NULL(pp_get_with(pool, 1, &options, NULL), "ptr");
+    EXPECT_NULL(pp_get(pool, 1, NULL), "out");
+    EXPECT_NULL(pp_get_with(pool, 1, &options, NULL), "out");
     EXPECT_NULL(pp_get_with(pool, 1, NULL, &ptr), "options");
-    EXPECT_NULL(pp_try_get(pool, 1, NULL), "ptr");
+    EXPECT_NULL(pp_try_get(pool, 1, NULL), "out");
     EXPECT_NULL(pp_try_get_with(pool, 1, NULL, &ptr), "options");
     EXPECT_NULL(pp_put_after_stream(NULL, NULL, NULL), "pool");
     EXPECT_NULL(pp_put_after_event(NULL, NULL, NULL), "pool");
@@ -77,8 +77,9 @@ static void null_arguments(pp_pool *pool)
     EXPECT_NULL(pp_is_pinned(pool, ptr, NULL), "is_pinned");
     EXPECT_NULL(pp_is_pinned(NULL, ptr, &is_pinned), "pool");
     EXPECT_NULL(pp_is_pinned(pool, NULL, &is_pinned), "ptr");
+    if (pp_pool_destroy(NULL) != PP_OK || strstr(pp_last_error(NULL), "`ptr`") == NULL)
+        exit(10);
     EXPECT_NULL(pp_pool_close(NULL), "pool");
-    EXPECT_NULL(pp_pool_destroy(NULL), "pool");
     EXPECT_NULL(pp_put(NULL, NULL), "pool");
     EXPECT_NULL(pp_reserve(NULL, 1), "pool");
     EXPECT_NULL(pp_trim(NULL, 1), "pool");
@@ -154,13 +155,13 @@ int main(void)
     EXPECT(pp_get(pool, 100000, &ptr), PP_OK, NULL);
     memset(ptr, 1, 100000);
     inside = (char *)ptr + 64;
-    snprintf(name, sizeof name, "%p: inside the buffer at %p of 100000B", inside, ptr);
+    snprintf(name, sizeof name, "%p: inside the 100000B buffer at %p; pass %p", inside, ptr, ptr);
     EXPECT(pp_put(pool, inside), PP_UNKNOWN_POINTER, name);
     EXPECT(pp_put_after_stream(pool, inside, NULL), PP_UNKNOWN_POINTER, name);
     EXPECT(pp_put_after_event(pool, inside, NULL), PP_UNKNOWN_POINTER, name);
     EXPECT(pp_record_stream(pool, inside, NULL), PP_UNKNOWN_POINTER, name);
     EXPECT(pp_record_event(pool, inside, NULL), PP_UNKNOWN_POINTER, name);
-    EXPECT(pp_put(pool, &local), PP_UNKNOWN_POINTER, "not from this pool, or already returned");
+    EXPECT(pp_put(pool, &local), PP_UNKNOWN_POINTER, "no buffer of this pool begins here, or it was already returned");
     EXPECT(pp_put(other, ptr), PP_UNKNOWN_POINTER, "another pool's buffer");
     /* Without a driver, the buffer stays in use and reusable. With a driver, no context is current. */
     status = pp_put_after_stream(pool, ptr, NULL);
@@ -174,7 +175,7 @@ int main(void)
     }
     EXPECT(pp_put_after_event(other, ptr, NULL), PP_UNKNOWN_POINTER, "another pool's buffer");
     EXPECT(pp_put(pool, ptr), PP_OK, NULL);
-    EXPECT(pp_put(pool, ptr), PP_UNKNOWN_POINTER, "not from this pool, or already returned");
+    EXPECT(pp_put(pool, ptr), PP_UNKNOWN_POINTER, "no buffer of this pool begins here, or it was already returned");
     EXPECT(pp_get(pool, 100000, &again), PP_OK, NULL);
     if (again != ptr)
         return 3;

@@ -1,7 +1,7 @@
 // The classes of pinpool.hpp with streams and events.
 #include <pinpool.hpp>
 
-#include "cuda_driver.h"
+#include "cuda_driver.hpp"
 
 #include <cstring>
 #include <iostream>
@@ -90,7 +90,7 @@ static void null_is_the_default_stream(const pinpool::pool &pool, CUcontext cont
     CUgraph_st *graph;
     pinpool::buffer first = pool.get(batch_bytes, static_cast<CUstream>(nullptr));
     pinpool::buffer second = pool.get(batch_bytes, pinpool::host_only);
-    check(first.stream().stream() == pinpool::default_stream, "the stream of a request");
+    check(first.stream().get() == pinpool::default_stream, "the stream of a request");
     const auto record = [&](CUstream stream) { first.record_stream(stream); };
     const auto put_after = [&](CUstream stream) { second.put_after_stream(stream); };
     check(cuStreamCreate(&capturing, 0) == 0 && cuStreamBeginCapture_v2(capturing, 0) == 0, "cuStreamBeginCapture");
@@ -106,6 +106,16 @@ static void null_is_the_default_stream(const pinpool::pool &pool, CUcontext cont
     pool.maintain();
     check(has(pool, "\"quarantined\":0"), "the destructor repeats the call");
     check(cuStreamDestroy_v2(capturing) == 0, "cuStreamDestroy");
+}
+
+// A buffer of a destroyed pool still waits for the work of both streams.
+static void a_buffer_outlives_its_pool(const CUdeviceptr (&targets)[2], const CUstream (&streams)[2])
+{
+    pinpool::buffer batch = pinpool::pool("max_bytes=64MiB; maintenance_thread=0").get(batch_bytes, streams[0]);
+    std::memset(batch.data(), 5, batch.size());
+    for (int at = 0; at < 2; at++)
+        check(cuMemcpyHtoDAsync_v2(targets[at], batch.data(), batch.size(), streams[at]) == 0, "cuMemcpyHtoDAsync");
+    batch.record_stream(streams[1]);
 }
 
 int main()
@@ -140,6 +150,7 @@ int main()
     std::cout << batches << " batches arrived whole\n";
 
     ahead.put();
+    a_buffer_outlives_its_pool(targets, streams);
     null_is_the_default_stream(pool, context);
     check(cuCtxSynchronize() == 0, "cuCtxSynchronize");
     pool.maintain();

@@ -204,6 +204,17 @@ fn a_destroyed_pool_is_released_with_its_last_buffer() {
 }
 
 #[test]
+fn no_request_succeeds_after_a_device_reset() {
+    let (driver, _context, stream, pool) = start();
+    let held = get(pool, LEN).unwrap();
+    drop(stream);
+    driver.renew_contexts();
+    assert_eq!([LEN, 2 * LEN].map(|bytes| get(pool, bytes).unwrap_err().0), [pp_status::PP_DEVICE_RESET; 2]);
+    put(pool, held).unwrap();
+    destroy(pool);
+}
+
+#[test]
 fn programs_in_c_and_cpp_copy_through_the_driver() {
     // The mock driver under the name of the real one, and the library under its own.
     let (folder, library) = (tempfile::tempdir().unwrap(), MockDriver::library());

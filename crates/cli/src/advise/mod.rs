@@ -117,9 +117,9 @@ fn advise(
     let (workload, diagnosis) = open(path, args.pool.as_deref(), terminal)?;
     workload.warning.iter().for_each(|warning| terminal.message(named(path, warning)));
     if let Some(WindowDiagnosis { cause: Cause::LimitTooSmall, remedy: Some(remedy), .. }) = &diagnosis
-        && workload.failed_gets > 0
+        && workload.failed_requests > 0
     {
-        let failed = counted(workload.failed_gets, "request");
+        let failed = counted(workload.failed_requests, "request");
         let why = format!(
             "{failed} failed under the limit, and no replay shows what the program would have done with memory: \
              {remedy}; then record it again"
@@ -141,7 +141,7 @@ fn advise(
         object["warnings"] = workload.warning.as_deref().into();
         object.to_string()
     } else {
-        format!("{trace}: {} requests\n{}", grouped(workload.gets), in_words(&advice, recorded, &exports))
+        format!("{trace}: {} requests\n{}", grouped(workload.requests), in_words(&advice, recorded, &exports))
     };
     Ok((text, workload.warning.is_none()))
 }

@@ -35,7 +35,7 @@ const RESERVE_GAIN_OF_TIME: f64 = 0.02;
 const IN_CALLS: f64 = 0.1;
 /// A limit below the given limit must reduce the peak to this share, and by at least this many bytes.
 const PEAK_SHARE: f64 = 0.9;
-const MIN_SAVING: u64 = 16 << 20;
+const SAVING_MIN: u64 = 16 << 20;
 /// Number of buffers by which threads with fewer delays may run ahead of the replay.
 const BUFFERS_AHEAD: u64 = 2;
 /// If requests waited, settings that use more memory must end the program earlier by this share. Replays are not precise enough
@@ -137,7 +137,7 @@ impl<'a> Search<'a> {
         }
         frontier.sort_by_key(|point| point.max_bytes);
         Ok(Advice {
-            requests: self.workload.gets,
+            requests: self.workload.requests,
             peak_requested_bytes: self.workload.peak_requested_bytes(),
             as_given,
             advised,
@@ -257,7 +257,7 @@ impl<'a> Search<'a> {
         }
         let saved_bytes = as_given.outcome.peak_pinned_bytes.saturating_sub(cost.outcome.peak_pinned_bytes);
         let smaller = cost.outcome.peak_pinned_bytes as f64 <= as_given.outcome.peak_pinned_bytes as f64 * PEAK_SHARE;
-        let is_change = setting.is_some() || given.max_bytes.is_none() || (smaller && saved_bytes >= MIN_SAVING);
+        let is_change = setting.is_some() || given.max_bytes.is_none() || (smaller && saved_bytes >= SAVING_MIN);
         if !is_change && cost.lost_seconds > self.enough_gained(as_given) {
             return Ok(None);
         }

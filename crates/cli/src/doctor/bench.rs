@@ -38,7 +38,7 @@ fn measure(bytes: u64, size: u64) -> Result<Value> {
     let [pinned_len, len] = [bytes, size].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     let pool = Pool::builder().setting("trace", "none").build()?;
     let ordinary = Pool::builder().without_env().backend(Backend::Heap).build()?;
-    let mut to: Box<dyn Destination> = match pinpool_cli::gpu::open(pool.config().device, LANES) {
+    let mut to: Box<dyn Destination> = match pinpool_cli::gpu::open(pool.unstable_config().device, LANES) {
         Ok(device) => device,
         Err(_) => Box::new(SinkDestination::new(LANES)?),
     };

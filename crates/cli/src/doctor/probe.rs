@@ -108,7 +108,7 @@ pub(super) fn tried(name: &'static str, source: &dyn Source, device: u32, severi
 }
 
 pub(super) fn failed(check: &'static str, severity: Severity, error: SourceError) -> Finding {
-    let (found, remedy) = error.split();
+    let (found, remedy) = error.unstable_split();
     remedy.into_iter().fold(Finding::new(check, severity, found), Finding::remedy)
 }
 

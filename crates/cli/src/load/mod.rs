@@ -155,7 +155,7 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
 
     let options = args.options();
     let mut reporter = Reporter::new(terminal, catalog.len_bytes().saturating_mul(options.epochs), verbosity);
-    let summary = Loader::new(&pool, &catalog, options).stop_flag(&stop).run(destination.as_mut(), &mut reporter);
+    let summary = Loader::new(&pool, &catalog, options).with_stop_flag(&stop).run(destination.as_mut(), &mut reporter);
     let failures = reporter.end();
 
     let pinned_bytes = pool.stats().memory.held_bytes;
@@ -211,7 +211,7 @@ impl LoadArgs {
             Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), 0)
         } else {
             let mut options = ListOptions::default();
-            (options.open_containers, options.stop) = (self.containers, stop.clone());
+            (options.open_archives, options.stop) = (self.containers, stop.clone());
             options.from_paths(&self.paths)
         }
     }
@@ -235,7 +235,7 @@ impl LoadArgs {
     /// Opens the GPU if there is one, with any backend; otherwise the host sink, with the reason in the log.
     fn destination(&self, pool: &Pool) -> Result<Box<dyn Destination>, Box<dyn Error>> {
         let lanes = usize::try_from(self.streams).unwrap_or(1);
-        let device = match pinpool_cli::gpu::open(pool.config().device, lanes) {
+        let device = match pinpool_cli::gpu::open(pool.unstable_config().device, lanes) {
             Ok(device) => device,
             Err(why) if self.require_gpu => {
                 return Err(ExitError::NoGpu.because(format_args!("--require-gpu: no GPU to copy to: {why}")));

@@ -21,7 +21,7 @@ const ALARMS_MAX: usize = 4;
 const LANES_MAX: usize = 8;
 const ROWS_MAX: usize = 20;
 /// Less lost time than this is not drawn.
-const LOST_MIN_NS: u64 = 1_000_000;
+const LOST_NS_MIN: u64 = 1_000_000;
 
 /// An x value, and the latest snapshot of each pool that has begun by then, with the pool's name.
 type Sample<'a> = (f64, Vec<(&'a str, &'a Snapshot)>);
@@ -161,7 +161,7 @@ impl<'a> Charts<'a> {
     /// Returns the chart of the seconds lost in each part of the time, or `None` if nothing was lost.
     fn lost_figure(&self) -> Option<Value> {
         let last = self.samples.last()?;
-        let lost_ns = Some(sum(last, |now| now.lost(0).total_ns())).filter(|&ns| ns >= LOST_MIN_NS)?;
+        let lost_ns = Some(sum(last, |now| now.lost(0).total_ns())).filter(|&ns| ns >= LOST_NS_MIN)?;
         type Part = (&'static str, fn(&Snapshot) -> u64);
         let parts: [Part; 3] =
             [("waiting", |now| now.waiting_ns), ("pinning", |now| now.pinning_ns), ("remapping", |now| now.moving_ns)];
@@ -228,12 +228,12 @@ impl<'a> Charts<'a> {
         let buffers: u64 = left.iter().map(|(_, holder)| holder.buffers).sum();
         let row = |(pool, holder): &(&String, &TagUse)| {
             let place = holder.place.as_ref().map_or_else(String::new, |place| format!(", most allocated at {place}"));
-            let age = holder.oldest.map_or_else(|| "?".to_owned(), |age| Time(age).to_string());
+            let age = holder.oldest_age.map_or_else(|| "?".to_owned(), |age| Time(age).to_string());
             [format!("{pool}: {}{place}", holder.tag), grouped(holder.buffers), Size(holder.bytes).to_string(), age]
         };
         let rows: Vec<_> = left.iter().take(ROWS_MAX).map(row).collect();
         let name = format!("In use at the end: {}", counted(buffers, "buffer"));
-        (buffers > 0).then(|| json!({ "name": name, "head": ["owner", "buffers", "bytes", "oldest"], "rows": rows }))
+        (buffers > 0).then(|| json!({ "name": name, "head": ["holder", "buffers", "bytes", "oldest"], "rows": rows }))
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

@@ -13,7 +13,7 @@ use ratatui::widgets::Paragraph;
 use crate::diagnosis::DiagnosisText;
 use crate::series::Series;
 
-const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest owner", "why"];
+const HEAD: [&str; 9] = ["pid", "pool", "lost", "cause", "held", "limit", "in use", "oldest holder", "why"];
 /// Shown for a value that a process does not send because it runs another version.
 const UNKNOWN: &str = "?";
 /// Maximum length of a name in a cell.
@@ -62,7 +62,7 @@ fn text(report: &SharedLimitReport) -> String {
 
 fn row(series: &Series, of: &DiagnosisText) -> Option<Vec<String>> {
     let (_, now) = series.latest(of)?;
-    let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest?, &holder.tag))).max();
+    let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest_age?, &holder.tag))).max();
     let line = of.lines.first().map_or("", String::as_str);
     let found = line.strip_prefix(&of.cause).and_then(|found| found.strip_prefix(": ")).unwrap_or(line);
     Some(vec![
@@ -102,9 +102,8 @@ mod tests {
     #[test]
     fn alarms_come_first_then_the_pools_that_lose_most() {
         let pool = |name: &str, is_alarm: bool, lost: f64| {
-            let oldest = serde_json::json!({ "secs": 9, "nanos": 0 });
-            let holders =
-                serde_json::json!([{ "tag": "a\nb", "oldest": oldest }, { "tag": "(untagged)", "oldest": null }]);
+            let oldest_age = serde_json::json!({ "secs": 9, "nanos": 0 });
+            let holders = serde_json::json!([{ "tag": "a\nb", "oldest_age": oldest_age }, { "tag": "(untagged)", "oldest_age": null }]);
             serde_json::json!({
                 "name": name,
                 "why": { "cause": "x", "is_alarm": is_alarm, "lost_seconds": lost, "window_seconds": 10.0, "lines": [format!("x: of {name}")] },
@@ -115,8 +114,8 @@ mod tests {
         let other = serde_json::json!({ "process": 22, "pools": [pool("leaky", true, 0.0)] });
         let text = of(&[one, other].map(|object| Series::once(&object)));
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "pid  pool   lost    cause  held    limit  in use  oldest owner  why");
-        assert_eq!(lines[1], "22   leaky  0.0 %   x      3.0MiB  none   1.0MiB  a\\nb 9.0s     of leaky");
+        assert_eq!(lines[0], "pid  pool   lost    cause  held    limit  in use  oldest holder  why");
+        assert_eq!(lines[1], "22   leaky  0.0 %   x      3.0MiB  none   1.0MiB  a\\nb 9.0s      of leaky");
         assert!(lines[2].starts_with("1    slow   50.0 %") && lines[3].starts_with("1    calm   1.0 %"), "{text}");
         assert!(of(&[]).contains("start one with PINPOOL_SOCKET=1"));
     }

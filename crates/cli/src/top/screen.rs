@@ -185,10 +185,10 @@ fn holders(now: &Snapshot) -> Vec<String> {
         let stream = now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
         format!("oldest copy: {}{stream}", Time(age))
     });
-    let holders = now.holders.iter().map(|owner| {
-        let age = owner.oldest.map_or_else(String::new, |age| format!(", the oldest {}", Time(age)));
-        let (bytes, buffers) = (Size(owner.bytes), counted(owner.buffers, "buffer"));
-        format!("{bytes:>BYTES$} {} ({buffers}{age})", one_line(&owner.tag))
+    let holders = now.holders.iter().map(|holder| {
+        let age = holder.oldest_age.map_or_else(String::new, |age| format!(", the oldest {}", Time(age)));
+        let (bytes, buffers) = (Size(holder.bytes), counted(holder.buffers, "buffer"));
+        format!("{bytes:>BYTES$} {} ({buffers}{age})", one_line(&holder.tag))
     });
     oldest.into_iter().chain(holders).collect()
 }
@@ -220,7 +220,7 @@ mod tests {
             ..DiagnosisText::default()
         };
         let before = Snapshot { requests: 100, misses: 50, ..Snapshot::default() };
-        let oldest = Some(Duration::from_secs(125));
+        let oldest_age = Some(Duration::from_secs(125));
         let tag = "loader\nimages".to_owned();
         let now = Snapshot {
             held_bytes: 1 << 30,
@@ -237,7 +237,7 @@ mod tests {
             pool_size_limit: Some(110),
             oldest_copy: Some(Duration::from_millis(1250)),
             oldest_copy_stream: Some(48879),
-            holders: vec![TagUse { tag, buffers: 9, bytes: 600 << 20, oldest, ..TagUse::default() }],
+            holders: vec![TagUse { tag, buffers: 9, bytes: 600 << 20, oldest_age, ..TagUse::default() }],
             ..before.clone()
         };
         let points = vec![(0.0, before), (1.0, now)];

@@ -58,8 +58,8 @@ fn the_metrics_of_all_processes_are_a_text_that_promtool_takes() {
     let labels = format!("{{pid=\"{}\",pool_name=\"train\",backend=\"heap\"", std::process::id());
     let hits = format!("pinpool_requests_hits_total{labels}}} {}\n", pool.stats().requests.hits);
     assert!(ran.stdout.contains(&hits), "{}", ran.stdout);
-    let owner = format!("pinpool_owner_buffers{labels},tag=\"loader/labels\"}} 1\n");
-    assert!(ran.stdout.contains(&owner), "{}", ran.stdout);
+    let holder = format!("pinpool_holder_buffers{labels},tag=\"loader/labels\"}} 1\n");
+    assert!(ran.stdout.contains(&holder), "{}", ran.stdout);
     let checked =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     // Without promtool, only the tests of pinpool-metrics check the text.
@@ -115,7 +115,7 @@ fn top_of_all_processes_is_one_table() {
 }
 
 #[test]
-fn the_report_of_a_process_shows_its_owners_and_its_diagnosis() {
+fn the_report_of_a_process_shows_its_holders_and_its_diagnosis() {
     let dir = tempfile::tempdir().unwrap();
     let (pool, _held) = served(dir.path());
     let process = std::process::id().to_string();

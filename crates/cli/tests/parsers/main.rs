@@ -28,9 +28,9 @@ pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// Changed seeds for each parser: a few seconds in all, in a debug build.
 const DEFAULT_RUNS: u32 = 400;
 /// Largest input.
-const MOST_BYTES: usize = 4096;
-/// No parser needs more for an input of [`MOST_BYTES`]. Compressed traces need most.
-const MOST_ALLOCATED_BYTES: usize = 64 << 20;
+const BYTES_MAX: usize = 4096;
+/// No parser needs more for an input of [`BYTES_MAX`]. Compressed traces need most.
+const ALLOCATED_BYTES_MAX: usize = 64 << 20;
 
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(crate::ROOT).join("fuzz/seeds").join(target);
@@ -46,7 +46,7 @@ fn try_input(target: &str, property: properties::Property, input: &[u8]) {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         property(input);
         let peak_bytes = allocated::peak() - before;
-        assert!(peak_bytes <= MOST_ALLOCATED_BYTES, "{peak_bytes} B allocated at one time");
+        assert!(peak_bytes <= ALLOCATED_BYTES_MAX, "{peak_bytes} B allocated at one time");
     }));
     if let Err(panic) = outcome {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{target}.failing"));
@@ -65,7 +65,7 @@ fn run(target: &str) {
         try_input(target, *property, seed);
     }
     let runs = env::var("FUZZ_RUNS").map_or(DEFAULT_RUNS, |runs| runs.parse().expect("a number"));
-    let mut changes = change::Changes::new(seeds.into_iter().map(|(_, seed)| seed).collect(), MOST_BYTES);
+    let mut changes = change::Changes::new(seeds.into_iter().map(|(_, seed)| seed).collect(), BYTES_MAX);
     for _ in 0..runs {
         try_input(target, *property, &changes.next_input());
     }

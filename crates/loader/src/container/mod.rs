@@ -18,7 +18,7 @@ use crate::failure::FailureCause;
 use crate::stop::StopFlag;
 
 /// Returns whether the file has the name of a container.
-pub(super) fn is_container(path: &Path) -> bool {
+pub(super) fn is_archive(path: &Path) -> bool {
     match Compression::of(path) {
         Some((_, is_tar)) => is_tar,
         None => path.extension().is_some_and(|extension| {

@@ -2,7 +2,7 @@
 //!
 //! Only the header is read. The `safetensors` crate checks that its offsets leave no gaps and that sizes match shapes.
 //!
-//! - **safetensors-I1**: the length of the header is compared with the file and with [`MAX_HEADER_BYTES`] before any
+//! - **safetensors-I1**: the length of the header is compared with the file and with [`HEADER_BYTES_MAX`] before any
 //!   memory is allocated for it.
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::failure::FailureCause;
 const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
 /// The longest header that is read. The format allows 100 MB, but a parsed header takes up to 15 times its length, and one
 /// of 16 MiB describes more than 100,000 tensors.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
+const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 /// Lists the tensors, in the order of their bytes.
 pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
@@ -27,7 +27,7 @@ pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMemb
     let mut length = [0; size_of::<u64>()];
     file.read_exact(&mut length)?;
     let claimed_bytes = u64::from_le_bytes(length);
-    let max_bytes = after_length.min(MAX_HEADER_BYTES);
+    let max_bytes = after_length.min(HEADER_BYTES_MAX);
     if claimed_bytes > max_bytes {
         let limit = format!("at most {max_bytes} are possible: the rest of the file, or 16 MiB");
         return broken(format!("the header claims {claimed_bytes} bytes, {limit}"));

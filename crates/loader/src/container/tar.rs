@@ -10,7 +10,7 @@
 //!
 //! - **tar-I1**: a member ends within the file.
 //! - **tar-I2**: the archive ends with a block of zeros, so an archive truncated between two members is refused.
-//! - **tar-I3**: at most [`MAX_HEADER_RUN_BYTES`] are read for one header, even if it claims more.
+//! - **tar-I3**: at most [`HEADER_RUN_BYTES_MAX`] are read for one header, even if it claims more.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -25,7 +25,7 @@ use crate::failure::FailureCause;
 
 const BLOCK_BYTES: u64 = 512;
 /// Largest length of a header with its long name and its PAX records.
-const MAX_HEADER_RUN_BYTES: u64 = 1 << 20;
+const HEADER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// Lists the samples in the order of the archive.
 pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
@@ -71,7 +71,7 @@ fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> io::Resul
 }
 
 fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<ContainerMember>, Last)> {
-    let mut archive = Archive::new(HeaderReader { archive, left_bytes: MAX_HEADER_RUN_BYTES });
+    let mut archive = Archive::new(HeaderReader { archive, left_bytes: HEADER_RUN_BYTES_MAX });
     let mut samples: Vec<ContainerMember> = Vec::new();
     // Samples share the names of their fields.
     let mut names: HashSet<Arc<str>> = HashSet::new();
@@ -123,7 +123,7 @@ fn key_and_field(path: &str) -> (&str, &str) {
 }
 
 /// The archive as the `tar` crate reads it. The crate seeks before each header, so the bytes read between two seeks are one
-/// header with its long name. More than [`MAX_HEADER_RUN_BYTES`] is an error (tar-I3).
+/// header with its long name. More than [`HEADER_RUN_BYTES_MAX`] is an error (tar-I3).
 struct HeaderReader<R> {
     archive: R,
     left_bytes: u64,
@@ -133,7 +133,7 @@ impl<R: Read> Read for HeaderReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.archive.read(into)?;
         self.left_bytes = self.left_bytes.checked_sub(read as u64).ok_or_else(|| {
-            io::Error::other(format!("a header with its name is longer than {MAX_HEADER_RUN_BYTES} bytes"))
+            io::Error::other(format!("a header with its name is longer than {HEADER_RUN_BYTES_MAX} bytes"))
         })?;
         Ok(read)
     }
@@ -141,7 +141,7 @@ impl<R: Read> Read for HeaderReader<R> {
 
 impl<R: Seek> Seek for HeaderReader<R> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.left_bytes = MAX_HEADER_RUN_BYTES;
+        self.left_bytes = HEADER_RUN_BYTES_MAX;
         self.archive.seek(to)
     }
 }

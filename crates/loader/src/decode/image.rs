@@ -60,17 +60,17 @@ std::thread_local! {
 }
 
 impl ImageDecoder {
-    /// Decodes images into this size. `None` if a side is 0 or the size exceeds [`MAX_PIXELS`](crate::MAX_PIXELS) pixels.
+    /// Decodes images into this size. `None` if a side is 0 or the size exceeds [`PIXELS_MAX`](crate::PIXELS_MAX) pixels.
     pub fn new(height: u32, width: u32, layout: Layout, fit: Fit) -> Option<Self> {
         let pixels = u64::from(height) * u64::from(width);
-        let fits = usize::try_from(pixels).is_ok_and(|pixels| (1..=pixels::MAX_PIXELS).contains(&pixels));
-        fits.then_some(Self { height, width, layout, fit, max_pixels: pixels::MAX_PIXELS })
+        let fits = usize::try_from(pixels).is_ok_and(|pixels| (1..=pixels::PIXELS_MAX).contains(&pixels));
+        fits.then_some(Self { height, width, layout, fit, max_pixels: pixels::PIXELS_MAX })
     }
 
     /// Refuses encoded images of more than `most` pixels. Decoding takes 3 bytes per pixel, 4 more for an interlaced PNG,
     /// and up to 8 more for a progressive JPEG.
     pub fn max_pixels(self, most: usize) -> Self {
-        Self { max_pixels: most.min(pixels::MAX_PIXELS), ..self }
+        Self { max_pixels: most.min(pixels::PIXELS_MAX), ..self }
     }
 
     fn decode_with(&self, scratch: &mut Scratch, encoded: &[u8], into: &mut [u8]) -> Result<(), DecodeError> {

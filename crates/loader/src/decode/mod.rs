@@ -24,7 +24,7 @@ use crate::failure::{Failure, FailureCause};
 #[cfg(feature = "decode")]
 pub use self::image::{Fit, ImageDecoder, Layout};
 #[cfg(feature = "decode")]
-pub use self::pixels::MAX_PIXELS;
+pub use self::pixels::PIXELS_MAX;
 
 /// The reason for a failed decoding, as text.
 #[cfg(feature = "decode")]

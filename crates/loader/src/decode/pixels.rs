@@ -11,7 +11,7 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 use crate::decode::{DecodeError, damaged};
 
 /// Maximum number of pixels of an image, as in Pillow, which refuses twice its `MAX_IMAGE_PIXELS`.
-pub const MAX_PIXELS: usize = 2 * 89_478_485;
+pub const PIXELS_MAX: usize = 2 * 89_478_485;
 /// Bytes of a pixel.
 pub(super) const CHANNELS: usize = 3;
 
@@ -34,7 +34,7 @@ fn check((width, height): Size, most: usize) -> Result<Size, DecodeError> {
     if width.checked_mul(height).is_some_and(|pixels| pixels <= most) {
         return Ok((width, height));
     }
-    let limit = format!("{most} (max_pixels, up to {MAX_PIXELS}); raise it, or leave the file out");
+    let limit = format!("{most} (max_pixels, up to {PIXELS_MAX}); raise it, or leave the file out");
     Err(format!("an image of {width} x {height} pixels: the limit is {limit}").into())
 }
 

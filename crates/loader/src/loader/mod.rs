@@ -34,15 +34,15 @@ impl Loader {
     }
 
     /// Sets the flag that ends a run early when it is raised.
-    pub fn stop_flag(mut self, stop: &StopFlag) -> Self {
-        self.stop = stop.clone();
-        self
+    #[must_use]
+    pub fn with_stop_flag(self, stop: &StopFlag) -> Self {
+        Self { stop: stop.clone(), ..self }
     }
 
     /// Loads the catalog into `destination` and reports to `observer`.
     ///
     /// The calling thread copies; [`LoadOptions::threads`] threads read and end with this call. An error that ends the run is
-    /// in [`LoadSummary::outcome`]. The failures of the catalog are reported first.
+    /// in the summary ([`LoadSummary::into_result`]). The failures of the catalog are reported first.
     pub fn run(&self, destination: &mut dyn Destination, observer: &mut dyn Observer) -> LoadSummary {
         let listing_failures = self.catalog.failures();
         let stops_now = self.options.stop_at_failure && !listing_failures.is_empty();

@@ -238,7 +238,7 @@ fn a_reader_ends_soon_while_a_thread_waits_long_for_memory() {
 fn a_stop_ends_the_reader_from_any_thread() {
     let catalog = Catalog::synthetic(100_000, 5);
     let (pool, stop) = (pool(1 << 30), StopFlag::new());
-    let mut reader = Loader::new(&pool, &catalog, options(one_by_one)).stop_flag(&stop).batches().unwrap();
+    let mut reader = Loader::new(&pool, &catalog, options(one_by_one)).with_stop_flag(&stop).batches().unwrap();
     reader.next().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| stop.raise());

@@ -106,7 +106,7 @@ fn a_compressed_plain_file_is_one_sample_and_long_ones_come_in_parts() {
     assert!(plain.files().iter().all(|file| file.compression.is_none()) && plain.failures().is_empty());
     let catalog = listed(&[dir.path().join("a.bin.gz"), dir.path().join("b.zst")], false);
     assert_eq!(catalog.samples().iter().map(|sample| sample.len_bytes).collect::<Vec<_>>(), [100_000; 2]);
-    assert!(catalog.name(0).ends_with("a.bin.gz") && !catalog.files()[0].is_container);
+    assert!(catalog.name(0).ends_with("a.bin.gz") && !catalog.files()[0].is_archive);
     let options = options(|options| (options.batch_samples, options.batch_bytes) = (None, NonZeroU64::new(7_001)));
     let (batches, failures) = batches_of(&pool(1 << 30), &catalog, options);
     assert!(failures.is_empty(), "{failures:?}");

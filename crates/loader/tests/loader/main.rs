@@ -163,9 +163,9 @@ fn put(dir: &Path, name: &str, bytes: impl AsRef<[u8]>) {
     fs::write(dir.join(name), bytes).unwrap();
 }
 
-fn listed<P: AsRef<Path>>(paths: &[P], open_containers: bool) -> Catalog {
+fn listed<P: AsRef<Path>>(paths: &[P], open_archives: bool) -> Catalog {
     let mut options = ListOptions::default();
-    options.open_containers = open_containers;
+    options.open_archives = open_archives;
     options.from_paths(paths)
 }
 

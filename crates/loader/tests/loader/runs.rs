@@ -90,11 +90,9 @@ fn a_stop_ends_the_run_with_what_has_arrived() {
     let catalog = Catalog::synthetic(1000, 5);
     let (pool, stop) = (pool(1 << 30), StopFlag::new());
     let raised = stop.clone();
-    let mut observer = RecordingObserver::at(3, move || {
-        raised.raise();
-    });
-    let loader = Loader::new(&pool, &catalog, options(one_by_one)).stop_flag(&stop);
-    let summary = loader.run(&mut FaultyDestination::new(), &mut observer);
+    let mut observer = RecordingObserver::at(3, move || _ = raised.raise());
+    let loader = Loader::new(&pool, &catalog, options(one_by_one)).with_stop_flag(&stop);
+    let summary = loader.run(&mut FaultyDestination::new(), &mut observer).into_result().unwrap();
     assert!(matches!(summary.outcome, LoadOutcome::Stopped), "{summary:?}");
     // Copies in flight complete: at most one on each lane.
     assert!((4..=6).contains(&summary.batches), "{summary:?}");
@@ -106,9 +104,9 @@ fn a_destination_that_refuses_ends_the_run_and_names_the_batch() {
     let catalog = Catalog::synthetic(40, 5);
     let mut destination = FaultyDestination { refuse: Some(2), ..FaultyDestination::new() };
     let (summary, observer) = run(&catalog, options(|_| ()), &mut destination);
-    let LoadOutcome::Failed(error) = &summary.outcome else { panic!("{summary:?}") };
-    assert!(error.to_string().contains("the device is gone"), "{error}");
     assert_eq!((summary.batches, summary.files, summary.failed_files), (2, 8, 4));
+    let error = summary.into_result().unwrap_err();
+    assert!(error.to_string().contains("the device is gone"), "{error}");
     let failed = &observer.failed[0];
     assert!(failed.starts_with("batch 2 (4 samples, the first synthetic-5/00000008): "), "{failed}");
 }

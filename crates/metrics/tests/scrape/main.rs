@@ -55,7 +55,7 @@ fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
 fn printed(pool: &Pool) -> String {
     let mut object = serde_json::to_value(pool.stats()).unwrap();
     object["why"] = serde_json::json!({ "cause": "healthy", "is_alarm": false });
-    object["owners"] = serde_json::json!([{ "tag": "images", "buffers": 1, "bytes": 1, "oldest_seconds": 1.0 }]);
+    object["holders"] = serde_json::json!([{ "tag": "images", "buffers": 1, "bytes": 1, "oldest_age_seconds": 1.0 }]);
     prometheus_text(&[(vec![("pool_name", "train".to_owned())], &object)])
 }
 
@@ -91,7 +91,7 @@ fn a_scrape_has_the_tools_metrics_with_the_pools_values() {
     expect("pinpool_memory_pin_time_seconds_count", &labels, stats.memory.pin.time.count());
     expect("pinpool_copies_oldest_age_seconds", &labels, 0);
     expect("pinpool_limits_max_bytes", &labels, 8 << 20);
-    expect("pinpool_owner_buffers", &["tag=\"images\""], 1);
+    expect("pinpool_holder_buffers", &["tag=\"images\""], 1);
     for cause in pinpool::Cause::NAMES {
         let is_present = u64::from(*cause == pool.diagnose().cause.name());
         expect("pinpool_cause", &[&format!("cause=\"{cause}\"")], is_present);
@@ -119,7 +119,7 @@ fn the_buckets_of_a_scrape_are_those_of_the_pool() {
 #[test]
 fn durations_are_reported_once_and_partitions_are_separate_pools() {
     let pool = pool();
-    let eval = pool.partition("eval", 4 << 20).unwrap();
+    let eval = pool.open_partition("eval", 4 << 20).unwrap();
     let reporter = Reporter::new(&pool);
     drop(pool.get(MIB).unwrap());
     drop(eval.get(MIB).unwrap());
@@ -251,8 +251,8 @@ fn check_format(text: &str) {
 #[test]
 fn the_text_is_valid_for_any_pools_and_tags() {
     let mut of_stats = serde_json::to_value(pool().stats()).unwrap();
-    let owner = |tag: &str| serde_json::json!({ "tag": tag, "buffers": 2, "bytes": 8, "oldest_seconds": 1.5 });
-    of_stats["owners"] = [owner("a\"b\\c\nd,}"), owner("same"), owner("same")].into_iter().collect();
+    let holder = |tag: &str| serde_json::json!({ "tag": tag, "buffers": 2, "bytes": 8, "oldest_age_seconds": 1.5 });
+    of_stats["holders"] = [holder("a\"b\\c\nd,}"), holder("same"), holder("same")].into_iter().collect();
     of_stats["why"] = serde_json::json!({ "cause": "leak", "is_alarm": true });
     let with_number = |number: u64| {
         let mut object = of_stats.clone();
@@ -266,7 +266,7 @@ fn the_text_is_valid_for_any_pools_and_tags() {
     check_format(&text);
     let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
     assert_eq!(count("pinpool_requests_hits_total{"), 2, "{text}");
-    assert_eq!(count("pinpool_owner_buffers{pid=\"7\",pool_name=\"train\",tag=\"same\"} 4"), 1, "{text}");
+    assert_eq!(count("pinpool_holder_buffers{pid=\"7\",pool_name=\"train\",tag=\"same\"} 4"), 1, "{text}");
     assert_eq!(count("pinpool_alarm{pid=\"7\",pool_name=\"train\",pool_number=\"1\"} 1"), 1, "{text}");
 }
 
@@ -308,7 +308,7 @@ fn a_tag_without_buffers_is_reported_as_zero() {
     let recorder = serve::recorder().unwrap();
     let held = pool.tagged("images").get(MIB).unwrap();
     metrics::with_local_recorder(&recorder, || reporter.report());
-    let images = |text: &str| value(text, "pinpool_owner_buffers", &["tag=\"images\""]);
+    let images = |text: &str| value(text, "pinpool_holder_buffers", &["tag=\"images\""]);
     assert_eq!(images(&recorder.handle().render()), Some(1.0));
     drop(held);
     metrics::with_local_recorder(&recorder, || reporter.report());

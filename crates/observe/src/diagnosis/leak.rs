@@ -52,7 +52,7 @@ impl Growth {
         let leak = |holder| self.leak_of(holder, now.held_bytes).or_else(|| self.creeping_leak_of(holder));
         let fresh = now.holders.iter().filter_map(leak).max_by_key(|leak| leak.holder.bytes);
         let kept = self.found.take().and_then(|found| {
-            let holder = now.holder(&found.holder.tag).filter(|now| now.oldest >= found.holder.oldest)?.clone();
+            let holder = now.holder(&found.holder.tag).filter(|now| now.oldest_age >= found.holder.oldest_age)?.clone();
             // Fewer buffers may be the end of a burst: the others still leak if more of them have become old.
             let aged = holder.aged.saturating_sub(found.holder.aged);
             match holder.buffers >= found.holder.buffers {
@@ -85,7 +85,7 @@ impl Growth {
     }
 
     fn leak_of(&self, holder: &TagUse, held_bytes: u64) -> Option<Leak> {
-        let grown = if holder.oldest.is_some() { GROWN } else { GROWN_UNSEEN };
+        let grown = if holder.oldest_age.is_some() { GROWN } else { GROWN_UNSEEN };
         let ends = self.last_ends(grown + 1)?;
         let (begin, end, counts) = (&ends[0], &ends[grown], counts(ends, holder, |holder| holder.buffers));
         let more_buffers = growth(&counts)?;
@@ -98,13 +98,13 @@ impl Growth {
         }
         let built = more_buffers * 2 > end.1.requests - begin.1.requests || holder.bytes <= held_bytes / 2;
         let (since, oldest) = match begin.1.holder(&holder.tag) {
-            Some(before) => (begin, before.oldest),
+            Some(before) => (begin, before.oldest_age),
             // The tag appeared in the pool's first window, so its oldest buffer is from that window.
-            None if begin.0 == 0 && !built => (&ends[1], holder.oldest.map(|_| Duration::ZERO)),
+            None if begin.0 == 0 && !built => (&ends[1], holder.oldest_age.map(|_| Duration::ZERO)),
             None => return None,
         };
         // Ages are accurate to about a second.
-        let aging = match (oldest, holder.oldest) {
+        let aging = match (oldest, holder.oldest_age) {
             (Some(then), Some(now)) => now + Duration::from_secs(2) >= then + Duration::from_micros(end.0 - since.0),
             (before, now) => before == now,
         };

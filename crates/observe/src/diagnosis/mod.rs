@@ -96,7 +96,7 @@ pub struct Monitor {
     past: Vec<Past>,
     /// Whether all windows are remembered.
     remembers_all: bool,
-    news: LogFilter,
+    log_filter: LogFilter,
 }
 
 impl Monitor {
@@ -161,7 +161,7 @@ impl Monitor {
 
     /// Returns whether the diagnosis at `now_us` must be logged.
     pub fn should_log(&mut self, now_us: u64) -> bool {
-        self.past.last().is_some_and(|past| self.news.should_log(now_us, &past.diagnosis))
+        self.past.last().is_some_and(|past| self.log_filter.should_log(now_us, &past.diagnosis))
     }
 }
 

@@ -25,7 +25,7 @@ pub enum RefusedBy {
 
 /// A refused request, as the error, the log lines, the dump and the diagnosis print it.
 #[derive(Debug, Clone)]
-pub struct Refused {
+pub struct ExplainedRefusal {
     pub by: RefusedBy,
     /// Requested bytes after rounding. For a request that can never fit, the bytes that the limit would have to allow for it.
     pub needed_bytes: u64,
@@ -34,7 +34,7 @@ pub struct Refused {
     pub remedy: String,
 }
 
-impl Refused {
+impl ExplainedRefusal {
     /// Formats the size of a request, and adds the rounded size if the two texts differ.
     pub fn rounded(&self, asked_bytes: u64) -> String {
         let [asked, needed] = [asked_bytes, self.needed_bytes].map(|bytes| Size(bytes).to_string());
@@ -51,7 +51,7 @@ impl Refused {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ExplainedRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { found, remedy, .. } = self;
         if remedy.is_empty() { f.write_str(found) } else { write!(f, "{found}: {remedy}") }
@@ -67,7 +67,7 @@ pub struct Shortage<'a> {
     pub longest_free_bytes: u64,
     pub host: Option<&'a HostMemory>,
     /// `None` if nothing was requested.
-    pub refused: Option<&'a Refused>,
+    pub refused: Option<&'a ExplainedRefusal>,
     /// Whether the request was for a reserve.
     pub is_reserve: bool,
     /// Name of the limit to raise for more memory.
@@ -112,9 +112,9 @@ impl Shortage<'_> {
 }
 
 /// Returns the cause that follows from what refused the request.
-fn of_refusal(shortage: &Shortage<'_>, refused: &Refused) -> LikelyCause {
+fn of_refusal(shortage: &Shortage<'_>, refused: &ExplainedRefusal) -> LikelyCause {
     let Shortage { ref now, longest_free_bytes, limit, host, .. } = *shortage;
-    let Refused { by, needed_bytes, ref found, ref remedy } = *refused;
+    let ExplainedRefusal { by, needed_bytes, ref found, ref remedy } = *refused;
     let (held, unused) = (Size(now.held_bytes), Size(now.unused_bytes()));
     let less = if shortage.is_reserve { "lower PINPOOL_RESERVE" } else { "request a smaller buffer" };
     match by {
@@ -194,7 +194,7 @@ fn of_usage(shortage: &Shortage<'_>, needed_bytes: u64) -> LikelyCause {
             return LikelyCause::new(found, remedy);
         }
     }
-    let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest?, &holder.tag))).max();
+    let oldest = now.holders.iter().filter_map(|holder| Some((holder.oldest_age?, &holder.tag))).max();
     let oldest = oldest.map_or_else(
         || "; request buffers through tagged() to see who holds them and for how long".to_owned(),
         |(age, tag)| format!("; the oldest is {} old (tag {tag})", Time(age)),
@@ -237,11 +237,11 @@ mod tests {
         HostMemory { total_bytes: 64 * GIB, available_bytes: 32 * GIB, origin: LimitOrigin::Machine }
     }
 
-    fn refused(by: RefusedBy, found: &str, remedy: &str) -> Refused {
-        Refused { by, needed_bytes: GIB, found: found.to_owned(), remedy: remedy.to_owned() }
+    fn refused(by: RefusedBy, found: &str, remedy: &str) -> ExplainedRefusal {
+        ExplainedRefusal { by, needed_bytes: GIB, found: found.to_owned(), remedy: remedy.to_owned() }
     }
 
-    fn by_limit(could_fit: bool) -> Refused {
+    fn by_limit(could_fit: bool) -> ExplainedRefusal {
         refused(RefusedBy::Limit { could_fit }, "the pool limit is reached", "")
     }
 
@@ -250,7 +250,7 @@ mod tests {
         Snapshot { held_bytes: 4 * GIB, used_bytes, idle_bytes, max_bytes: Some(4 * GIB), ..Snapshot::default() }
     }
 
-    fn full<'a>(host: &'a HostMemory, refused: &'a Refused) -> Shortage<'a> {
+    fn full<'a>(host: &'a HostMemory, refused: &'a ExplainedRefusal) -> Shortage<'a> {
         Shortage {
             now: held(4 * GIB, 0),
             longest_free_bytes: 0,
@@ -282,7 +282,7 @@ mod tests {
             tag: "a".to_owned(),
             buffers: 4,
             bytes: 4 * GIB,
-            oldest: Some(Duration::from_secs(90)),
+            oldest_age: Some(Duration::from_secs(90)),
             aged: 0,
             place: None,
         };
@@ -344,9 +344,9 @@ mod tests {
         let (host, ceiling) = (free_host(), by_limit(true));
         let mut monitor = Monitor::default();
         for n in 1..=5 {
-            let oldest = Some(Duration::from_secs(10 * n));
+            let oldest_age = Some(Duration::from_secs(10 * n));
             let holder =
-                TagUse { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest, aged: 0, place: None };
+                TagUse { tag: "labels".to_owned(), buffers: 10 * n, bytes: n * GIB, oldest_age, aged: 0, place: None };
             let now = Snapshot { requests: 1000 * n, holders: vec![holder], ..Default::default() };
             monitor.add(10_000_000 * n, now);
         }

@@ -18,7 +18,7 @@ pub struct TagUse {
     pub buffers: u64,
     pub bytes: u64,
     /// Age of the oldest buffer; `None` if unknown.
-    pub oldest: Option<Duration>,
+    pub oldest_age: Option<Duration>,
     /// Buffers older than a minute; 0 if ages are unknown.
     pub aged: u64,
     /// The place that allocated most of the sampled bytes; `None` without samples.

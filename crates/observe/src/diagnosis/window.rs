@@ -47,8 +47,8 @@ pub(super) fn is_stuck(now: &Snapshot) -> bool {
 }
 
 /// Returns the mean size of the buffers in use, 0 if there are none.
-fn mean_bytes(of: &Snapshot) -> u64 {
-    of.used_bytes / of.used.max(1)
+fn mean_bytes(snapshot: &Snapshot) -> u64 {
+    snapshot.used_bytes / snapshot.used.max(1)
 }
 
 fn is_high(part: u64, whole: u64) -> bool {
@@ -84,15 +84,15 @@ impl<'a> Window<'a> {
     }
 
     fn diagnosis(&self, cause: Cause, found: String) -> WindowDiagnosis {
-        let Self { now, delta: of, lost, .. } = self;
-        let [pinned, unpinned] = [of.pinned_bytes, of.unpinned_bytes].map(Size);
+        let Self { now, delta, lost, .. } = self;
+        let [pinned, unpinned] = [delta.pinned_bytes, delta.unpinned_bytes].map(Size);
         let [used, in_flight, idle, free] =
             [now.used_bytes, now.in_flight_bytes, now.idle_bytes, now.free_bytes].map(Size);
-        let (requests, calls) = (counted(of.requests, "request"), counted(of.pin_calls, "call"));
+        let (requests, calls) = (counted(delta.requests, "request"), counted(delta.pin_calls, "call"));
         let max = now.max_bytes.map_or_else(String::new, |bytes| format!(" of {}", Size(bytes)));
-        let (held, buffers) = (Size(now.held_bytes), counted(now.used, "buffer"));
+        let (held, buffers, missed) = (Size(now.held_bytes), counted(now.used, "buffer"), delta.misses);
         let evidence = vec![
-            format!("this window: {requests}, {} missed; {calls} pinned {pinned} and unpinned {unpinned}", of.misses),
+            format!("this window: {requests}, {missed} missed; {calls} pinned {pinned} and unpinned {unpinned}"),
             format!(
                 "at its end: {held} held{max}: {used} in {buffers} ({in_flight} in flight), {idle} idle, {free} free"
             ),
@@ -120,7 +120,7 @@ impl<'a> Window<'a> {
     fn stuck_copy(&self) -> Option<WindowDiagnosis> {
         let age = self.now.oldest_copy.filter(|_| is_stuck(self.now))?;
         let stream = self.now.oldest_copy_stream.map_or_else(String::new, |stream| format!(" on stream_id={stream}"));
-        let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest);
+        let copying = self.now.holders.iter().max_by_key(|holder| holder.oldest_age);
         let tag = copying.map_or_else(String::new, |holder| format!(" (tag {} has the oldest buffer)", holder.tag));
         let found = format!("a copy{stream} has been in flight for {}{tag}", Time(age));
         Some(self.alarm(Cause::StuckCopy, found, "find what blocks the stream; no pool setting helps"))
@@ -129,7 +129,7 @@ impl<'a> Window<'a> {
     fn leak(&self, leak: &Leak) -> WindowDiagnosis {
         let Leak { holder, more_buffers, is_aged, over_us } = leak;
         let (tag, buffers, size) = (&holder.tag, counted(holder.buffers, "buffer"), Size(holder.bytes));
-        let age = holder.oldest.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
+        let age = holder.oldest_age.map_or_else(String::new, |age| format!(", the oldest for {}", Time(age)));
         let ago = seconds(over_us.saturating_mul(1000));
         let place = holder.place.as_ref().map(|place| format!(" (most were allocated at {place})")).unwrap_or_default();
         let (was, end) = if *is_aged { ("", " are over 60s old") } else { ("it held ", ", and none was returned") };
@@ -239,7 +239,7 @@ impl<'a> Window<'a> {
     fn hoarded(&self) -> Option<String> {
         let largest = self.largest_holder()?;
         let window = Duration::from_micros(self.lost.window_us);
-        let is_kept = largest.oldest.map_or(self.delta.returns < self.now.used, |age| age >= window);
+        let is_kept = largest.oldest_age.map_or(self.delta.returns < self.now.used, |age| age >= window);
         let is_most = largest.bytes > self.now.held_bytes / 2;
         (is_kept && is_most).then(|| format!("tag {} ({})", largest.tag, Size(largest.bytes)))
     }

@@ -1,7 +1,7 @@
 //! Events of a pool, as recordings contain them.
 
 /// An event of a pool. Lengths are in bytes, times in nanoseconds. An `id` identifies the memory of a buffer from
-/// [`New`](Event::New) to [`Gone`](Event::Gone), `tag` and `stack` are numbers of an owner's tag and of a call stack (0 is none),
+/// [`New`](Event::New) to [`Gone`](Event::Gone), `tag` and `stack` are numbers of a holder's tag and of a call stack (0 is none),
 /// and `class_bytes` is the size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]

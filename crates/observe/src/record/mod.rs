@@ -61,7 +61,7 @@
 //! | 1 | pool | number, list of facts (name and value) |
 //! | 2 | tag | number (not 0), name |
 //! | 3 | call stack | number (not 0), list of frames, innermost first: function, file (may be empty), line |
-//! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and owners (`diagnosis::Snapshot` in `crates/observe`) |
+//! | 4 | snapshot | time in ns, pool, time of the pool's clock in us, statistics and holders (`diagnosis::Snapshot` in `crates/observe`) |
 //!
 //! Time 0 is when the first pool of the file was built. Records of one thread are in order; records of different threads may be
 //! out of order by some blocks, so a reader sorts them by time, keeping the order of equal times. Snapshots come at most every

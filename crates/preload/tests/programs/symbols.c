@@ -12,5 +12,9 @@ int main(void) {
     printf("next %d\n", dlsym(RTLD_NEXT, "cuMemHostAlloc") != NULL);
     printf("%s %s\n", outer(), ((const char *(*)(void))dlsym(RTLD_DEFAULT, "name"))());
     printf("puts %d, none %d\n", dlsym(RTLD_DEFAULT, "puts") != NULL, dlsym(self, "no_such_name") != NULL);
+    void *plugin = dlopen("libplugin.so", RTLD_NOW);
+    printf("driver %d, ", ((int (*)(void))dlsym(plugin, "has_driver"))());
+    dlclose(plugin);
+    printf("unloaded %d\n", dlopen("libplugin.so", RTLD_NOW | RTLD_NOLOAD) == NULL);
     return 0;
 }

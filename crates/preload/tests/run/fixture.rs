@@ -72,6 +72,7 @@ pub(crate) fn build() -> &'static Built {
         built.compile("same_pid.c", "libsame_pid.so", &["-shared", "-fPIC"]);
         built.compile("inner.c", "libinner.so", &["-shared", "-fPIC"]);
         built.compile("outer.c", "libouter.so", &["-shared", "-fPIC", "-ldl"]);
+        built.compile("outer.c", "libplugin.so", &["-shared", "-fPIC", "-ldl"]);
         built.compile("symbols.c", "symbols", &["-Wl,--no-as-needed", "-L.", "-louter", "-linner", "-ldl"]);
         built
     })

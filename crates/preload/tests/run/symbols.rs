@@ -12,7 +12,7 @@ fn lookups_without_a_driver_and_with_rtld_next_are_unchanged() {
         command.envs(preload.then(|| ("LD_PRELOAD", library())));
         run_to_success(&mut command).out
     };
-    let expected = "default 0, self 0, text 1, next 0\ninner outer\nputs 1, none 0\n";
+    let expected = "default 0, self 0, text 1, next 0\ninner outer\nputs 1, none 0\ndriver 0, unloaded 1\n";
     assert_eq!(run(false), expected);
     // `RTLD_NEXT` from the program itself finds the export of this library, as from any object that precedes it.
     assert_eq!(run(true), expected.replace("next 0", "next 1"));

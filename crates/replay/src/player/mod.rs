@@ -235,11 +235,11 @@ impl<'a> Player<'a> {
         let buffer = if self.queue.is_empty() { self.try_get(bytes)? } else { None };
         self.count_calls(ticket.since_us);
         self.report.gets += 1;
-        if self.report.gets == self.workload.gets / 2 {
+        if self.report.gets == self.workload.requests / 2 {
             self.report.pin_calls = self.pool.stats().memory.pin.count;
         }
         // A request that an empty pool could not serve under the limit does not wait.
-        let class_bytes = self.pool.config().rounding.class_bytes(bytes, UNSPECIFIED_ALIGN)? as u64;
+        let class_bytes = self.pool.unstable_config().rounding.class_bytes(bytes, UNSPECIFIED_ALIGN)? as u64;
         let fits_limit = self.report.max_bytes.is_none_or(|max_bytes| class_bytes <= max_bytes);
         let waits = buffer.is_none() && self.wait_us > 0 && fits_limit;
         if !self.schedule.is_closed {
@@ -336,7 +336,7 @@ impl<'a> Player<'a> {
         let checks = self.checks.lock();
         Ok(ReplayReport {
             preset: stats.preset,
-            rounding: self.pool.config().rounding.to_string(),
+            rounding: self.pool.unstable_config().rounding.to_string(),
             pin_calls,
             // So far the report contains the pin calls of the first half.
             late_pin_calls: pin_calls - self.report.pin_calls,
@@ -348,7 +348,7 @@ impl<'a> Player<'a> {
             evicted: stats.memory.evictions.over_limit,
             reclaimed: stats.memory.evictions.reclaimed,
             raises: stats.limits.raises,
-            lowers: stats.limits.lowers,
+            reductions: stats.limits.reductions,
             pool_size_limit: stats.limits.pool_size_limit,
             releases: stats.memory.unpin.count,
             released_bytes: stats.memory.unpin.bytes,

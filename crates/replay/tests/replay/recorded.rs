@@ -32,13 +32,11 @@ fn a_recording() -> (tempfile::TempDir, PathBuf) {
 fn a_recording_replays_its_requests_and_returns() {
     let (_dir, path) = a_recording();
     let workload = Workload::from_recording(&read_recording(&path).unwrap()).unwrap();
-    assert_eq!(workload.gets, 80);
+    assert_eq!(workload.requests, 80);
     // Three buffers and the copied buffer.
     assert!(workload.peak_requested_bytes() >= (MIB + 60_000) as u64);
-    assert_eq!(
-        workload.pins.len() as u64,
-        count(&read_recording(&path).unwrap(), |event| matches!(event, Event::Pin { .. }))
-    );
+    let pins = count(&read_recording(&path).unwrap(), |event| matches!(event, Event::Pin { .. }));
+    assert_eq!(workload.pins.len() as u64, pins);
     assert_eq!(workload.warning, None);
 }
 
@@ -52,7 +50,7 @@ fn a_recording_with_lost_records_replays_the_rest() {
     let recording = read_recording(&path).unwrap();
     assert!(recording.lost > 0, "no record was lost: the test must record more");
     let workload = Workload::from_recording(&recording).unwrap();
-    assert_eq!(workload.gets, count(&recording, |event| matches!(event, Event::Get { .. })));
+    assert_eq!(workload.requests, count(&recording, |event| matches!(event, Event::Get { .. })));
 }
 
 #[test]
@@ -66,7 +64,7 @@ fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
     };
     let workload = written(12, &(0..80).flat_map(round).collect::<Vec<_>>());
     assert!(workload.is_closed && workload.has_waited, "six threads share three buffers");
-    assert_eq!(workload.gets, 240);
+    assert_eq!(workload.requests, 240);
     let play = |mib: Option<u64>| under(mib).play(&workload).unwrap();
     let (as_recorded, enough, free) = (play(Some(12)), play(Some(24)), play(None));
     assert_eq!([&as_recorded, &enough, &free].map(|outcome| outcome.gets), [240; 3]);

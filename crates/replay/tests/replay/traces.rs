@@ -56,7 +56,7 @@ fn syntax_errors_are_reported_with_their_line() {
 #[test]
 fn requests_and_the_peak_match_the_trace() {
     let workload = workload("# limit 3\na 1 10\na 2 0\nt 5\nf 1\na 1 30\na 3 5\nf 3\nf 1\nf 2\n").unwrap();
-    assert_eq!((workload.gets, workload.peak_requested_bytes()), (3, 35));
+    assert_eq!((workload.requests, workload.peak_requested_bytes()), (3, 35));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn steps_count_as_their_requests() {
         ("a 1 100\ns 3 5 5\nf 1\n", 4, 115),
     ] {
         let workload = workload(text).unwrap();
-        assert_eq!((workload.gets, workload.peak_requested_bytes()), (gets, peak_requested_bytes), "{text}");
+        assert_eq!((workload.requests, workload.peak_requested_bytes()), (gets, peak_requested_bytes), "{text}");
     }
 }
 

@@ -115,7 +115,7 @@ fn check_workload(name: &str, target: &[f64], expected: &[Value]) {
         for (key, value) in row.as_object().unwrap().iter().filter(|(key, _)| !["workload", "set"].contains(&&***key)) {
             assert_eq!(&figures[key], value, "{name} {set}: {key}");
         }
-        assert_eq!(report.gets, workload.gets, "{name} {set}");
+        assert_eq!(report.gets, workload.requests, "{name} {set}");
         if is_free {
             check_targets(name, target, &report);
         }
@@ -140,7 +140,7 @@ fn check_targets(name: &str, target: &[f64], report: &ReplayReport) {
 
 /// Plays `workload`, and also returns the alarms of the pool. Diagnoses the pool after about 250 steps, since alarms persist.
 fn alarms(workload: &Workload, replay: &Replay) -> (ReplayReport, Vec<String>) {
-    let (mut alarms, mut step, every) = (Vec::new(), 0, (workload.gets / 250).max(1));
+    let (mut alarms, mut step, every) = (Vec::new(), 0, (workload.requests / 250).max(1));
     let mut observe = |pool: &Pool| {
         step += 1;
         if step % every == 0 {

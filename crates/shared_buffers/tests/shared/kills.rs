@@ -70,7 +70,7 @@ fn killed_workers_lose_only_the_batch_in_progress() {
             drop(std::mem::replace(&mut workers[usize::try_from(draw.below(3)).unwrap()], begin()));
             shared.recover().unwrap();
             let counts = shared.counts();
-            assert!(counts.filling <= 3 && counts.held == 0, "kill {kill}: {counts:?}");
+            assert!(counts.filling <= 3 && counts.received == 0, "kill {kill}: {counts:?}");
             assert!(receive(LONG), "kill {kill}: the survivors continue");
         }
         drop(workers);
@@ -188,7 +188,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
             drop((held, shared));
         });
         assert_eq!(child.wait(), 0);
-        assert_eq!((shared.counts().filling, shared.counts().held, shared.worker_count()), (1, 1, 1));
+        assert_eq!((shared.counts().filling, shared.counts().received, shared.worker_count()), (1, 1, 1));
         // The parent's death is detected although its child is still alive.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut parent = Child::new(|| {

@@ -43,7 +43,7 @@ fn bytes_arrive_in_place_and_the_buffer_comes_back() {
         for (at, ticket) in (0..3).zip(&tickets) {
             let buf = shared.receive(&Ticket::from_bytes(&ticket.to_bytes()).unwrap()).unwrap();
             assert_eq!(*buf.wait_slice().unwrap(), [at; 10_000]);
-            assert_eq!((shared.counts().held, shared.counts().sent), (1, 2 - usize::from(at)));
+            assert_eq!((shared.counts().received, shared.counts().sent), (1, 2 - usize::from(at)));
         }
         assert_eq!(shared.counts().free, 3);
     }
@@ -117,11 +117,11 @@ fn a_waiting_worker_is_served_or_refused_if_the_trainer_ends() {
     let held = shared.receive(&sent(&worker, b"x", 0)).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
-        shared.refuse_workers(true).unwrap();
+        shared.set_accepting_workers(false).unwrap();
         let error = waits.join().unwrap();
         assert!(error.is_trainer_unavailable() && error.to_string().contains("ending its workers"), "{error}");
     });
-    shared.refuse_workers(false).unwrap();
+    shared.set_accepting_workers(true).unwrap();
     assert!(worker.get(1, SOON).unwrap_err().is_limit(), "it waits again");
     drop(held);
     worker.get(1, LONG).unwrap();
@@ -135,7 +135,7 @@ fn a_buffer_comes_back_when_its_copy_has_ended_and_not_before() {
     let held = stream.hold();
     shared.receive(&sent(&worker, &[5; 4096], 0)).unwrap().copy_to(&stream, &mut device).unwrap();
     assert!(worker.get(1, Duration::from_millis(30)).unwrap_err().is_limit(), "the device is reading it");
-    assert_eq!((shared.counts().held, shared.pool().stats().copies.in_flight), (1, 1));
+    assert_eq!((shared.counts().received, shared.pool().stats().copies.in_flight), (1, 1));
     drop(held);
     worker.get(1, LONG).unwrap();
     assert_eq!(device.read(), [5; 4096]);
@@ -258,12 +258,12 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
 fn hugetlb_pages_are_used_or_reported_missing() {
     let pool =
         Pool::builder().without_env().backend(Backend::Heap).max_bytes(pinpool::Limit::Unlimited).build().unwrap();
-    let error = SharedPool::with_hugetlb(&pool, 1 << 40, 4, HugeTlb::Of2MiB).unwrap_err();
+    let error = SharedPool::with_hugetlb(&pool, 1 << 40, 4, HugeTlb::Pages2MiB).unwrap_err();
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
-    let error = SharedPool::with_hugetlb(&pool, 1 << 30, 1, HugeTlb::Of1GiB).unwrap_err();
+    let error = SharedPool::with_hugetlb(&pool, 1 << 30, 1, HugeTlb::Pages1GiB).unwrap_err();
     assert!(error.is_backend() && error.to_string().contains("1GiB"), "{error}");
     assert!(!SharedPool::with_hugetlb(&pool, 4 << 20, 1, HugeTlb::Off).unwrap().is_hugetlb());
-    if let Ok(shared) = SharedPool::with_hugetlb(&pool, 4 << 20, 1, HugeTlb::Of2MiB) {
+    if let Ok(shared) = SharedPool::with_hugetlb(&pool, 4 << 20, 1, HugeTlb::Pages2MiB) {
         let worker = attach(&shared);
         assert!(shared.is_hugetlb());
         assert_eq!(*shared.receive(&sent(&worker, &[3; 4 << 20], 0)).unwrap().wait_slice().unwrap(), [3; 4 << 20]);

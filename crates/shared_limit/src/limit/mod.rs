@@ -30,12 +30,12 @@
 //!
 //! This module does not know pools: it counts bytes and reports changes.
 //!
-//! - shared-limit-I1: the sum of the bytes in owned slots never exceeds the limit. The bytes of members without a slot (I3) come
-//!   in addition.
-//! - shared-limit-I2: only the process that attached changes its slot: in a forked child every call does nothing.
-//! - shared-limit-I3: a member with a descriptor that other code has closed claims nothing more, and leaves its slot to the next
-//!   member.
-//! - shared-limit-I4: the wanted bytes of a member are the sum of what its requests and reserves want now.
+//! - **shared-limit-I1**: the sum of the bytes in owned slots never exceeds the limit. The bytes of members without a slot
+//!   (shared-limit-I3) come in addition.
+//! - **shared-limit-I2**: only the process that attached changes its slot: in a forked child every call does nothing.
+//! - **shared-limit-I3**: a member with a descriptor that other code has closed claims nothing more, and leaves its slot to
+//!   the next member.
+//! - **shared-limit-I4**: the wanted bytes of a member are the sum of what its requests and reserves want now.
 
 use std::sync::Arc;
 use std::time::Duration;

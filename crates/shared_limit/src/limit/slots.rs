@@ -6,9 +6,9 @@
 //!   locks:  one byte for the file as a whole, one for each slot; far beyond the end of the file
 //! ```
 //!
-//! - shared-limit-slots-I1: the memory is created only under the lock of the file while no slot is locked.
-//! - shared-limit-slots-I2: a slot's words are written only by its member, or, while no member has the slot locked, under the lock
-//!   of the file.
+//! - **shared-limit-slots-I1**: the memory is created only under the lock of the file while no slot is locked.
+//! - **shared-limit-slots-I2**: a slot's words are written only by its member, or, while no member has the slot locked, under
+//!   the lock of the file.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
@@ -31,8 +31,8 @@ const KIND: u64 = u64::from_ne_bytes(*b"limit   ");
 const VERSION: u64 = 4;
 
 /// Words that all members share: the limit; a number that increases with each change that other members wait for.
-const MAX_BYTES: usize = 1;
-const EVENTS: usize = 2;
+const LIMIT_WORD: usize = 1;
+const EVENTS_WORD: usize = 2;
 /// Words of a slot: the bytes held, wanted and idle; the bytes that the waiting request needs, and the number of the event since
 /// which it waits; the process and its namespace; the first bytes of the pool's name, up to the end of the slot.
 pub(super) const HELD: usize = 0;
@@ -121,11 +121,11 @@ impl Slots {
     }
 
     pub(super) fn max_bytes(&self) -> u64 {
-        self.segment.word(MAX_BYTES).load(Ordering::SeqCst)
+        self.segment.word(LIMIT_WORD).load(Ordering::SeqCst)
     }
 
     pub(super) fn events(&self) -> &AtomicU64 {
-        self.segment.word(EVENTS)
+        self.segment.word(EVENTS_WORD)
     }
 
     /// Wakes the threads of all members.
@@ -281,7 +281,7 @@ fn create(path: &Path, locks: &LockFile, max_bytes: u64) -> Result<Segment, Stri
     let cookie = random();
     let segment = Segment::create(cookie)
         .map_err(|error| format!("cannot share memory for {}: {error} (`ipcs -l` shows the limits)", path.display()))?;
-    segment.word(MAX_BYTES).store(max_bytes, Ordering::SeqCst);
+    segment.word(LIMIT_WORD).store(max_bytes, Ordering::SeqCst);
     let header: Header = [MAGIC, KIND, VERSION, u64::from(segment.id.cast_unsigned()), cookie];
     let bytes = header.map(u64::to_ne_bytes).concat();
     let written = locks.file().write_all_at(&bytes, 0).and_then(|()| locks.file().set_len(bytes.len() as u64));

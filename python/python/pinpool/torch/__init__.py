@@ -5,14 +5,15 @@
 
 From then on `pin_memory=True`, `Tensor.pin_memory()` and every library that requests pinned memory from torch use the pool. torch
 reports each non-blocking copy, and the memory is reused only after these copies, also if it comes from `Pool.empty`, a `SharedPool`
-or a `Loader`. `torch.cuda.host_memory_stats()` shows the pool. Its `active_requests` and `active_bytes` count the blocks that torch has
-not freed, without those in flight. From torch 2.15 on, memory snapshots show the blocks in use and their history.
+or a `Loader`. `torch.cuda.host_memory_stats()` shows the pool. Its `active_requests` and `active_bytes` count only the blocks that torch
+has not freed. The `max` and `min` of its times cover the whole life of the pool: `reset_peak_host_memory_stats()` does not change them.
+From torch 2.15 on, memory snapshots show the blocks in use and their history.
 
 The C++ interface of torch's host allocator differs between versions of torch; `host_allocator.cpp` implements it. Wheels contain
 this file compiled for the versions known when `build_wheels.sh` built them. For other versions, and after an installation from a
 clone, the first call compiles the file (about 10 s) and keeps the result in torch's extension cache (`TORCH_EXTENSIONS_DIR`).
 This needs a C++ compiler and `pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation is killed,
-torch waits for its lock file to disappear: delete the file `lock` in that extension's folder of the cache.
+its lock file remains, and `install` raises BackendError after 10 minutes: delete the file `lock` in that extension's folder of the cache.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
 and memory that other libraries register with `cudaHostRegister`.
@@ -21,7 +22,6 @@ and memory that other libraries register with `cudaHostRegister`.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import logging
 import os
 import sys
@@ -49,6 +49,8 @@ __all__ = ["install", "installed_pool", "to_device", "uninstall"]
 
 #: `PINPOOL_TORCH_IN_USE` in host_allocator.cpp.
 _STATUS_IN_USE = 4
+#: The default `wait` in seconds, and the values of settings with which it applies: other values have other waits.
+_WAIT, _WAIT_CONDITIONS = 1, {"wait": "", "on_full": "error", "preset": "adaptive"}
 
 _lock = threading.Lock()
 #: The allocator, once it is loaded.
@@ -71,12 +73,13 @@ def install(pool: Pool | None = None, /, **settings: Unpack[PoolSettings]) -> Po
 
     Args:
         pool: a `pinpool.Pool`; by default a new one.
-        settings: settings of a new `pinpool.Pool`, with other defaults. `max_bytes` is three quarters of the memory of the cgroup
-            or machine, divided by `LOCAL_WORLD_SIZE`; a log line states it. If several ranks run on a host without this variable, set
-            `max_bytes`: the log line is then a warning, if `WORLD_SIZE` or `torch.distributed` shows it. With a `ledger` or the preset
-            `tensorflow`, `max_bytes` has the default of `Pool`. `backend` is "gpu". Memory is not pinned for the GPU with
-            `backend="mlock"` or `"heap"`, or while a pool with `on_full="pageable"` is full. `device` is torch's current GPU if torch has
-            started CUDA, and `name` is "torch".
+        settings: settings of a new `pinpool.Pool`. These defaults differ: `max_bytes` is three quarters of the memory of the cgroup
+            or machine, divided by `LOCAL_WORLD_SIZE`, also for "auto"; a log line states it. If several ranks run on a host without
+            this variable, set `max_bytes`; if `WORLD_SIZE` or `torch.distributed` shows several ranks, the log line is a warning. With
+            a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend` is "gpu", `device` is torch's
+            current GPU if torch has started CUDA, and `name` is "torch". With `backend="mlock"` or `"heap"`, or while a pool with
+            `on_full="pageable"` is full, memory is not pinned for the GPU. `wait` is 1 s if `on_full` and `preset` have their defaults,
+            because Ctrl-C does not end a wait of torch for memory, and other Python threads may stop during it.
 
     Raises:
         ImportError: torch cannot be imported.
@@ -116,10 +119,10 @@ def _call(failure: str, function: Any, *arguments: Any) -> None:
 
 def _disable() -> int:
     """Makes torch's own allocator serve later requests, and returns the number of blocks in use. The caller holds the lock."""
-    num_left = ctypes.c_size_t()
+    num_in_use = ctypes.c_size_t()
     if _library is not None:
-        _call("torch's allocator was not restored", _library.pinpool_torch_uninstall, ctypes.byref(num_left))
-    return num_left.value
+        _call("torch's allocator was not restored", _library.pinpool_torch_uninstall, ctypes.byref(num_in_use))
+    return num_in_use.value
 
 
 def uninstall(*, timeout: _Time = 0) -> int:
@@ -139,14 +142,14 @@ def uninstall(*, timeout: _Time = 0) -> int:
     end = time.monotonic() + _pinpool._seconds(timeout)
     with _lock:
         _installed = None
-        num_left = _disable()
-    while num_left and time.monotonic() < end:
+        num_in_use = _disable()
+    while num_in_use and time.monotonic() < end:
         time.sleep(0.01)
         with _lock:
             if _installed is not None:  # Another thread could install a pool, so no block of this one was left.
                 return 0
-            num_left = _disable()
-    return num_left
+            num_in_use = _disable()
+    return num_in_use
 
 
 def installed_pool() -> Pool | None:
@@ -154,8 +157,8 @@ def installed_pool() -> Pool | None:
     return _installed
 
 
-def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
-    """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of dicts, lists and tuples, to a GPU.
+def to_device(batch: Any, device: int | str | torch.device = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
+    """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of mappings and sequences, to a GPU.
 
     A copy from pinned memory does not block; a copy from other memory may. Arrays become tensors. A `Batch` of `pinpool_loader` becomes a
     dict of its decoded fields by their first name, with its labels as "labels" if all are ints. Other values stay as they are, but an
@@ -168,8 +171,9 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
     is not reused before its copy has completed, so `batch` may be dropped immediately.
 
     Raises:
-        TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or has an object that is refused; a field of a `Batch`, other than
-            the `label_field`, is not decoded, or is named "labels"; `device` is not a GPU, or not the GPU of `stream`.
+        TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or has an object that is refused; torch cannot represent
+            an array (another byte order, negative strides, long double); a field of a `Batch`, other than the `label_field`, is not
+            decoded, or is named "labels"; `device` is not a GPU, or not the GPU of `stream`.
         BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
     """
     import torch
@@ -195,41 +199,16 @@ def to_device(batch: Any, device: Any = "cuda", *, stream: torch.cuda.Stream | N
 def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
     import torch
 
-    if hasattr(type(value), "__pinpool_arrays__"):  # A `Batch` of `pinpool_loader`.
-        fields = {names: _copy(array, device, copied) for names, array in value.__pinpool_arrays__().items()}
+    if _arrays.is_loader_batch(value):
+        fields = {names: _copy(array, device, copied) for names, array in value._pinpool_arrays().items()}
         return {names[0]: field for names, field in fields.items()}
-    if _is_movable(value):
+    if _arrays.is_numeric(value) or isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         copied.append(tensor)
         return tensor.to(device, non_blocking=True)
-    if not isinstance(value, (Mapping, Sequence)) and _has_movable(value):
-        raise TypeError(f"the tensors of a {type(value).__name__} would not be copied: pass them in a dict, list or tuple")
+    if not isinstance(value, (Mapping, Sequence)):
+        _arrays.refuse_hidden_arrays(value, "copied")
     return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
-
-
-def _is_movable(value: Any) -> bool:
-    import torch
-
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufc"
-    return isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence))
-
-
-def _has_movable(value: Any) -> bool:
-    """Returns whether `value` is a tensor, a numeric array or another object with `to`, or a nesting of dicts, lists, tuples and
-    dataclasses with one."""
-    is_found = _is_movable(value) or hasattr(type(value), "__pinpool_arrays__")
-    is_found = is_found or (hasattr(type(value), "to") and not isinstance(value, (Mapping, Sequence)))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-
-    def visit(items: list[Any]) -> list[Any]:
-        nonlocal is_found
-        is_found = is_found or any(map(_has_movable, items))
-        return items
-
-    map_items(value, visit)
-    return is_found
 
 
 def _new_pool(**settings: Any) -> Pool:
@@ -238,6 +217,8 @@ def _new_pool(**settings: Any) -> Pool:
         settings["device"] = _device.torch_device()
     if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "").strip().lower() in ("", "auto"):
         settings["backend"] = "gpu"
+    if _limit.are_defaults(settings, os.environ, _WAIT_CONDITIONS):
+        settings["wait"] = _WAIT
     if (default := _limit.default_limit(settings, os.environ, _pinpool._host_memory())) is not None:
         settings["max_bytes"], line = default
         level = logging.WARNING if _limit.has_unknown_local_ranks(os.environ) else logging.INFO
@@ -261,7 +242,9 @@ def _warn_if_without_effect() -> None:
             )
 
 
-def __getattr__(name: str) -> Any:
-    if name == "snapshot":
-        raise AttributeError("pinpool.torch.snapshot was removed: PINPOOL_TRACE=FILE records the pool, and `pinpool advise FILE` reads that")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # With this function a type checker would accept every name.
+
+    def __getattr__(name: str) -> object:
+        if name == "snapshot":
+            raise AttributeError("pinpool.torch.snapshot was removed: PINPOOL_TRACE=FILE records the pool, and `pinpool advise FILE` reads that")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

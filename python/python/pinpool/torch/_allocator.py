@@ -22,6 +22,8 @@ _SOURCE = Path(__file__).with_name("host_allocator.cpp")
 #: Allocators compiled for the versions of torch known when the wheel was built.
 _PREBUILT = Path(__file__).with_name("prebuilt")
 
+#: Longest compilation, which includes torch's wait for another process that compiles the same allocator.
+_COMPILE_SECONDS = 600
 #: Compiles in a separate process, because a call in this process could only find ninja through this process's PATH, and torch does
 #: not repeat a failed build in the same process.
 _COMPILE = """
@@ -79,7 +81,15 @@ def _compile(version: str) -> str:
         environ["PATH"] = os.pathsep.join([os.environ.get("PATH") or os.defpath, sysconfig.get_path("scripts")])
     command = [sys.executable or "python3", "-P", "-c", _COMPILE, name, os.fspath(_SOURCE)]
     try:
-        compilation = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+        compilation = subprocess.run(
+            command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True, timeout=_COMPILE_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(
+            f"the allocator was not compiled within {_COMPILE_SECONDS} s, perhaps because a process that compiled it was killed: if no "
+            f"process compiles it, delete the file `lock` of {name} in torch's extension cache (TORCH_EXTENSIONS_DIR, by default "
+            "~/.cache/torch_extensions)"
+        ) from error
     except (OSError, subprocess.CalledProcessError) as error:
         raise BackendError(
             f"the allocator does not compile for torch {version}: install a C++ compiler and ninja "

@@ -16,7 +16,7 @@ _NUMERATOR, _DENOMINATOR = 3, 4
 #: Limits are multiples of this many bytes, as for `max_bytes="auto"`.
 _GRANULE = 2 << 20
 #: Settings, and the values with which this default applies: the preset "tensorflow" has no limit, and a shared limit has its own.
-_NEUTRAL_VALUES = {"max_bytes": "", "preset": "adaptive", "ledger": "none"}
+_NEUTRAL_VALUES = {"max_bytes": "auto", "preset": "adaptive", "ledger": "none"}
 
 
 def has_unknown_local_ranks(environ: Mapping[str, str]) -> bool:
@@ -28,6 +28,14 @@ def has_unknown_local_ranks(environ: Mapping[str, str]) -> bool:
     return num_ranks > 1 and not environ.get("LOCAL_WORLD_SIZE", "").isdecimal()
 
 
+def are_defaults(settings: Mapping[str, Any], environ: Mapping[str, str], defaults: Mapping[str, str]) -> bool:
+    """Returns whether each of the settings in `defaults` is omitted or has this value."""
+    variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in defaults} if settings.get("env", True) else {}
+    values = variables | {name: value for name, value in settings.items() if value not in (None, "")}
+    pairs = [(values.get(name), default) for name, default in defaults.items()]
+    return all(value is None or str(value).strip().lower() in ("", default) for value, default in pairs)
+
+
 def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memory: tuple[int, str] | None) -> tuple[int, str] | None:
     """Returns the limit in bytes and its log line, or None if a setting decides or the memory is unknown.
 
@@ -36,10 +44,7 @@ def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memor
         environ: the environment variables of the process.
         memory: the memory of the cgroup or machine in bytes, and where that number comes from.
     """
-    variables = {name: environ.get(f"PINPOOL_{name.upper()}") for name in _NEUTRAL_VALUES} if settings.get("env", True) else {}
-    values = variables | {name: value for name, value in settings.items() if value not in (None, "")}
-    pairs = [(values.get(name), neutral) for name, neutral in _NEUTRAL_VALUES.items()]
-    if memory is None or any(value is not None and str(value).strip().lower() not in ("", neutral) for value, neutral in pairs):
+    if memory is None or not are_defaults(settings, environ, _NEUTRAL_VALUES):
         return None
     total, origin = memory
     ranks = environ.get("LOCAL_WORLD_SIZE", "")

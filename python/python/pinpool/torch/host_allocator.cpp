@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -43,15 +44,16 @@ constexpr uint8_t kPriority = 0;
 
 extern "C" {
 
-// `held_bytes` and `held_buffers` are current values. Fields with `_peak`, `_max` or `_min` are extremes since the pool was
+// `held_bytes` and `held_buffers` are current values. Fields with `peak`, `max` or `min` are extremes since the pool was
 // created. All other fields are totals since then.
 struct pinpool_torch_totals {
-  int64_t held_bytes, held_bytes_peak, pinned_bytes, unpinned_bytes;
+  int64_t held_bytes, peak_held_bytes, pinned_bytes, unpinned_bytes;
   int64_t held_buffers, pinned_buffers, unpinned_buffers;
-  int64_t pin_calls, pin_micros, pin_micros_max, pin_micros_min;
-  int64_t unpin_calls, unpin_micros, unpin_micros_max, unpin_micros_min;
+  int64_t pin_calls, pin_micros, max_pin_micros, min_pin_micros;
+  int64_t unpin_calls, unpin_micros, max_unpin_micros, min_unpin_micros;
 };
-static_assert(sizeof(pinpool_torch_totals) == 15 * sizeof(int64_t), "torch.rs has the same size");
+static_assert(sizeof(pinpool_torch_totals) == 120, "torch.rs has the same size");
+static_assert(offsetof(pinpool_torch_totals, max_pin_micros) == 72, "as in torch.rs");
 
 // A stream by its driver handle.
 struct pinpool_torch_stream {
@@ -93,7 +95,7 @@ using c10::CachingDeviceAllocator::CreateContextFn;
 using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::TraceEntry;
 #else
-// Actions of `History`.
+// What `History` records and when, for a torch without these types.
 enum class RecordContext { NEVER, STATE, ALLOC, ALL };
 struct TraceEntry {
   enum Action { ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM };
@@ -105,13 +107,13 @@ void free_block(void* address);
 // The peak since the last reset of a counter that reports only its all-time peak.
 struct Peak {
   // The highest value that was observed since the reset, and the all-time peak at the reset.
-  int64_t since = 0;
+  int64_t peak = 0;
   int64_t at_reset = -1;
 
-  int64_t observe(int64_t now, int64_t of_life) {
-    // The all-time peak has risen since the reset.
-    since = std::max({since, now, of_life > at_reset ? of_life : 0});
-    return since;
+  int64_t observe(int64_t current, int64_t all_time_peak) {
+    // The all-time peak counts if it has risen since the reset.
+    peak = std::max({peak, current, all_time_peak > at_reset ? all_time_peak : 0});
+    return peak;
   }
 };
 
@@ -140,17 +142,17 @@ class History {
     }
   }
 
-  bool enabled() const {
+  bool is_enabled() const {
     return enabled_.load(std::memory_order_acquire);
   }
 
-  std::shared_ptr<c10::GatheredContext> context(RecordContext least) const {
+  std::shared_ptr<c10::GatheredContext> context(RecordContext required_level) const {
     const auto recorder = recorder_.load(std::memory_order_relaxed);
-    return enabled() && recorder && when_.load(std::memory_order_relaxed) >= least ? recorder() : nullptr;
+    return is_enabled() && recorder && when_.load(std::memory_order_relaxed) >= required_level ? recorder() : nullptr;
   }
 
   void add(TraceEntry::Action action, const void* address, size_t bytes, std::shared_ptr<c10::GatheredContext> context) noexcept {
-    if (!enabled()) {
+    if (!is_enabled()) {
       return;
     }
     try {
@@ -233,7 +235,7 @@ class PoolHostAllocator final : public at::HostAllocator {
       history_.add(TraceEntry::OOM, nullptr, bytes, context);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "pinpool: ", error);
     }
-    // Not an OutOfMemoryError, after which programs retry with less.
+    // A plain error: after an OutOfMemoryError, programs retry with less memory, which does not help here.
     TORCH_CHECK(status == PINPOOL_TORCH_OK, "pinpool: ", error);
     bool is_added = false;
     try {
@@ -322,21 +324,21 @@ class PoolHostAllocator final : public at::HostAllocator {
     stats.active_requests = requests_;
     stats.active_bytes = bytes_;
     stats.allocations.current = now.held_buffers;
-    stats.allocations.peak = buffers_peak_.observe(now.held_buffers, 0);
-    stats.allocations.allocated = now.pinned_buffers - base_.pinned_buffers;
-    stats.allocations.freed = now.unpinned_buffers - base_.unpinned_buffers;
+    stats.allocations.peak = peak_buffers_.observe(now.held_buffers, 0);
+    stats.allocations.allocated = now.pinned_buffers - totals_at_reset_.pinned_buffers;
+    stats.allocations.freed = now.unpinned_buffers - totals_at_reset_.unpinned_buffers;
     stats.allocated_bytes.current = now.held_bytes;
-    stats.allocated_bytes.peak = bytes_peak_.observe(now.held_bytes, now.held_bytes_peak);
-    stats.allocated_bytes.allocated = now.pinned_bytes - base_.pinned_bytes;
-    stats.allocated_bytes.freed = now.unpinned_bytes - base_.unpinned_bytes;
-    stats.host_alloc_time.total = now.pin_micros - base_.pin_micros;
-    stats.host_alloc_time.count = now.pin_calls - base_.pin_calls;
-    stats.host_alloc_time.max = now.pin_micros_max;
-    stats.host_alloc_time.min = now.pin_micros_min;
-    stats.host_free_time.total = now.unpin_micros - base_.unpin_micros;
-    stats.host_free_time.count = now.unpin_calls - base_.unpin_calls;
-    stats.host_free_time.max = now.unpin_micros_max;
-    stats.host_free_time.min = now.unpin_micros_min;
+    stats.allocated_bytes.peak = peak_bytes_.observe(now.held_bytes, now.peak_held_bytes);
+    stats.allocated_bytes.allocated = now.pinned_bytes - totals_at_reset_.pinned_bytes;
+    stats.allocated_bytes.freed = now.unpinned_bytes - totals_at_reset_.unpinned_bytes;
+    stats.host_alloc_time.total = now.pin_micros - totals_at_reset_.pin_micros;
+    stats.host_alloc_time.count = now.pin_calls - totals_at_reset_.pin_calls;
+    stats.host_alloc_time.max = now.max_pin_micros;
+    stats.host_alloc_time.min = now.min_pin_micros;
+    stats.host_free_time.total = now.unpin_micros - totals_at_reset_.unpin_micros;
+    stats.host_free_time.count = now.unpin_calls - totals_at_reset_.unpin_calls;
+    stats.host_free_time.max = now.max_unpin_micros;
+    stats.host_free_time.min = now.min_unpin_micros;
     stats.num_host_alloc = stats.host_alloc_time.count;
     stats.num_host_free = stats.host_free_time.count;
     return stats;
@@ -345,19 +347,20 @@ class PoolHostAllocator final : public at::HostAllocator {
   void reset_accumulated_stats() override {
     const auto now = totals();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
-    base_ = now;
+    totals_at_reset_ = now;
     requests_.reset_accumulated();
     bytes_.reset_accumulated();
   }
 
-  // The pool has only the all-time peak of its bytes. Other peaks are kept here, as observed by get_stats().
+  // The pool has only the all-time peak of its bytes. Other peaks of counts are kept here, as observed by get_stats().
+  // The extremes of the times are never reset.
   void reset_peak_stats() override {
     const auto now = totals();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     requests_.reset_peak();
     bytes_.reset_peak();
-    buffers_peak_ = {now.held_buffers, 0};
-    bytes_peak_ = {now.held_bytes, now.held_bytes_peak};
+    peak_buffers_ = {now.held_buffers, 0};
+    peak_bytes_ = {now.held_bytes, now.peak_held_bytes};
   }
 
   // Memory of a captured graph must exist as long as the graph, so torch's own allocator serves it.
@@ -396,7 +399,7 @@ class PoolHostAllocator final : public at::HostAllocator {
   }
 
   bool is_history_enabled() const override {
-    return history_.enabled();
+    return history_.is_enabled();
   }
 
   std::vector<at::HostSegmentInfo> get_segments() override {
@@ -560,9 +563,9 @@ class PoolHostAllocator final : public at::HostAllocator {
   c10::CachingAllocator::Stat requests_;
   c10::CachingAllocator::Stat bytes_;
   // Totals at the last reset.
-  pinpool_torch_totals base_{};
-  Peak buffers_peak_;
-  Peak bytes_peak_;
+  pinpool_torch_totals totals_at_reset_{};
+  Peak peak_buffers_;
+  Peak peak_bytes_;
 
   mutable std::mutex captures_mutex_;
   std::vector<std::pair<c10::MempoolId_t, std::function<bool(c10::Stream)>>> captures_;
@@ -584,7 +587,7 @@ struct Refusal {
   const char* text = "";
 };
 
-Refusal refusal() {
+Refusal find_refusal() {
   auto* allocator = installed.load(std::memory_order_acquire);
   if (at::getHostAllocator(kDevice) == nullptr) {
     return {PINPOOL_TORCH_UNSUITABLE, "this torch has no allocator of pinned memory: it was built without CUDA"};
@@ -602,9 +605,9 @@ Refusal refusal() {
 template <typename Call>
 int report(char* error, size_t error_bytes, Call call) {
   try {
-    const Refusal refusal = call();
-    std::snprintf(error, error_bytes, "%s", refusal.text);
-    return refusal.status;
+    const Refusal result = call();
+    std::snprintf(error, error_bytes, "%s", result.text);
+    return result.status;
   } catch (const std::exception& failure) {
     std::snprintf(error, error_bytes, "%s", failure.what());
     return PINPOOL_TORCH_FAILED;
@@ -617,15 +620,15 @@ extern "C" {
 
 // Returns OK if an allocator may be installed, or the status of a `Refusal` with its text.
 int pinpool_torch_check(char* error, size_t error_bytes) {
-  return report(error, error_bytes, refusal);
+  return report(error, error_bytes, find_refusal);
 }
 
 // Returns OK, or the status and text of a `Refusal` and no longer uses `functions`. Called by one thread, before others request
 // pinned memory from torch.
 int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
   return report(error, error_bytes, [&]() -> Refusal {
-    if (const Refusal refused = refusal(); refused.status != PINPOOL_TORCH_OK) {
-      return refused;
+    if (const Refusal refusal = find_refusal(); refusal.status != PINPOOL_TORCH_OK) {
+      return refusal;
     }
     auto* torch_allocator = at::getHostAllocator(kDevice);
     auto* previous = installed.load(std::memory_order_acquire);
@@ -647,14 +650,14 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
 
 // From now on torch's own allocator serves all requests. Writes the number of blocks in use. While there are such blocks, this
 // allocator stays installed and forwards requests, because it tracks the streams of the blocks. Returns OK, or FAILED with a text.
-int pinpool_torch_uninstall(size_t* left, char* error, size_t error_bytes) {
-  *left = 0;
+int pinpool_torch_uninstall(size_t* blocks_in_use, char* error, size_t error_bytes) {
+  *blocks_in_use = 0;
   return report(error, error_bytes, [&]() -> Refusal {
     auto* allocator = installed.load(std::memory_order_acquire);
     if (allocator != nullptr) {
       allocator->disable();
-      *left = allocator->outstanding_blocks();
-      if (*left == 0 && at::getHostAllocator(kDevice) == allocator) {
+      *blocks_in_use = allocator->outstanding_blocks();
+      if (*blocks_in_use == 0 && at::getHostAllocator(kDevice) == allocator) {
         at::setHostAllocator(kDevice, allocator->torch_allocator(), kPriority);
       }
     }

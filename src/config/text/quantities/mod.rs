@@ -83,7 +83,7 @@ struct Decimal {
 const FRACTION_DIGITS: usize = 18;
 
 /// A larger exponent is read as this one, since both exceed every limit.
-const LARGEST_EXPONENT: usize = 99;
+const EXPONENT_MAX: usize = 99;
 
 impl Decimal {
     /// Returns the number at the start of `text`, and the rest of `text`; `None` if there is no digit, or a `_` is not between digits.
@@ -117,13 +117,13 @@ fn split_digits(text: &str) -> Option<(String, &str)> {
     is_grouped.then(|| (digits.replace('_', ""), rest))
 }
 
-/// Returns the exponent at the start of `text`, at most [`LARGEST_EXPONENT`], and the rest; `None` if there is no exponent.
+/// Returns the exponent at the start of `text`, at most [`EXPONENT_MAX`], and the rest; `None` if there is no exponent.
 fn split_exponent(text: &str) -> Option<(usize, &str)> {
     let rest = text.strip_prefix(['e', 'E'])?;
     let rest = rest.strip_prefix('+').unwrap_or(rest);
     let end = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (digits, rest) = rest.split_at(end);
-    let exponent = format!("0{digits}").parse().unwrap_or(LARGEST_EXPONENT).min(LARGEST_EXPONENT);
+    let exponent = format!("0{digits}").parse().unwrap_or(EXPONENT_MAX).min(EXPONENT_MAX);
     (!digits.is_empty()).then_some((exponent, rest))
 }
 

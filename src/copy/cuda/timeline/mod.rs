@@ -46,10 +46,11 @@ const HEALTH_EVERY_US: u64 = 1000;
 const WORDS_BYTES: usize = 4096;
 /// Each word has its own cache line, to avoid false sharing.
 const WORD_STEP: usize = 64;
-/// Reads before a waiter starts to yield, and reads before it starts to sleep.
+/// Reads before a waiter yields.
 const SPINS: u32 = 100;
+/// Reads before it sleeps.
 const YIELDS: u32 = 200;
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+const SLEEP_MAX: Duration = Duration::from_micros(200);
 /// The last number assigned exceeds the last number seen by less than this.
 const SEQUENCE_WINDOW: u64 = 1 << 31;
 /// The id of a free word. No stream has it, because drivers number streams from small numbers.
@@ -263,7 +264,7 @@ impl DeviceHealth {
         // SAFETY: the stream is destroyed only with its context, which still exists (context-I2).
         match context.query(|| unsafe { calls::stream_query(idle_stream.0) }) {
             // A refusal during a capture says nothing about the device.
-            Err(failed) if !failed.code.is_forbidden_by_capture() => Err(failed),
+            Err(failed) if !failed.code.can_succeed_after_capture() => Err(failed),
             _ => Ok(()),
         }
     }
@@ -315,7 +316,7 @@ unsafe impl Fence for TimelineFence {
                 SPINS..YIELDS => thread::yield_now(),
                 _ => {
                     thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_SLEEP);
+                    pause = (pause * 2).min(SLEEP_MAX);
                 }
             }
         }

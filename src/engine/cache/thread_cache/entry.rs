@@ -113,7 +113,7 @@ impl<T> Entry<T> {
 
     /// Returns whether the shard at `shard`, which is not null, may keep the entry by the fast path.
     #[inline(always)]
-    pub(in crate::engine) fn is_of<S>(&self, shard: *const S) -> bool {
+    pub(in crate::engine) fn is_open_to<S>(&self, shard: *const S) -> bool {
         // Relaxed, for the same reason as in `stamp`.
         ptr::eq(self.shard.load(Ordering::Relaxed), shard.cast())
     }

@@ -74,7 +74,7 @@ impl<T> Shard<T> {
             Some(entry)
         })?;
         // Compare first: a store would dirty the cache line for nothing.
-        if !entry.is_of::<Self>(self) {
+        if !entry.is_open_to::<Self>(self) {
             self.set_home(&mut entry);
         }
         Some(entry)
@@ -99,10 +99,10 @@ impl<T> Shard<T> {
     ///
     /// # Safety
     ///
-    /// `entry` must be open to this shard ([`Entry::is_of`]): this shard handed it out, so its class exists.
+    /// `entry` must be open to this shard ([`Entry::is_open_to`]): this shard handed it out, so its class exists.
     #[inline(always)]
     pub(crate) unsafe fn put_fast(&self, entry: Box<Entry<T>>) -> Result<(), Box<Entry<T>>> {
-        debug_assert!(entry.is_of::<Self>(self));
+        debug_assert!(entry.is_open_to::<Self>(self));
         let mut unkept = Some(entry);
         self.own.free_list.try_fast(|list| {
             if let Some(entry) = unkept.take() {

@@ -10,7 +10,7 @@ use super::emit::captured;
 use super::lines::COMMENTS;
 use super::*;
 use crate::error::{Error, ErrorKind, SourceError};
-use crate::report::{Dump, FailedRequest, Refused, RefusedBy};
+use crate::report::{Dump, ExplainedRefusal, FailedRequest, RefusedBy};
 use crate::stats::Stats;
 use pinpool_observe::diagnosis::{Monitor, Snapshot};
 use pinpool_shared_limit::Loss;
@@ -57,7 +57,7 @@ fn examples() -> Vec<captured::Line> {
             requested_bytes: 4 * MIB,
             tag: Some("labels".to_owned()),
             is_reserve: false,
-            refused: Refused {
+            refused: ExplainedRefusal {
                 by: RefusedBy::Limit { could_fit: true },
                 needed_bytes: 4 * MIB,
                 found: "the pool limit of 24.0MiB is reached (PINPOOL_MAX_BYTES)".to_owned(),
@@ -114,7 +114,7 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.reserve_started(8 * MIB, 24 * MIB));
     add(&|| log.reserve_progress(16 * MIB, 24 * MIB, Some(Duration::from_secs(2))));
     add(&|| log.reserve_complete(24 * MIB, Duration::from_millis(12), Some(1)));
-    add(&|| log.reserve_pinned(24 * MIB, || 16 * MIB, Some(1)));
+    add(&|| log.reserve_call(24 * MIB, || 16 * MIB, Some(1)));
     add(&|| log.reserve_paused(8 * MIB, 64 * MIB, Some(24 * MIB)));
     add(&|| log.reserve_stopped(8 * MIB, 64 * MIB, &mlock));
     add(&|| {
@@ -140,11 +140,11 @@ fn examples() -> Vec<captured::Line> {
     add(&|| log.trace_complete(path, 120));
     add(&|| log.trace_records_lost(path, 120, 3));
     add(&|| log.trace_incomplete(path, 120, 3, "no space left on device"));
-    add(&|| log.closed(&ended));
+    add(&|| log.pool_ended(&ended));
     add(&|| log.buffers_still_out((&still_out, &[])));
-    add(&|| log.close_in_flight(1, 4096, Duration::from_secs(30)));
-    add(&|| log.close_left_pinned(24 * MIB));
-    add(&|| log.close_unreleased(24 * MIB, &refused));
+    add(&|| log.end_in_flight(1, 4096, Duration::from_secs(30)));
+    add(&|| log.end_left_pinned(24 * MIB));
+    add(&|| log.end_unreleased(24 * MIB, &refused));
     lines
 }
 

@@ -12,10 +12,11 @@ use pinpool::{Limit, Preset, Request, Stats};
 #[test]
 fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
     let pool = over_virtual_memory().max_bytes(16 << 20).name("train").build().unwrap();
-    let eval = pool.partition("eval", 4 << 20).unwrap();
+    let eval = pool.open_partition("eval", 4 << 20).unwrap();
     let held: Vec<_> = (0..2).map(|_| eval.get(2 * MIB).unwrap()).collect();
-    let error = eval.get(2 * MIB).unwrap_err();
-    assert!(error.is_limit() && error.to_string().contains("the partition is full; held 4.0MiB"), "{error}");
+    let error = eval.get_with(Request::new(2 * MIB).timeout(Duration::from_millis(2))).unwrap_err();
+    assert!(error.is_timeout() && error.is_limit(), "{error}");
+    assert!(error.to_string().contains("the partition is full; held 4.0MiB"), "{error}");
     assert!(eval.as_pool().tagged("part").get(5 * MIB).unwrap_err().to_string().contains("partition"));
     assert!(eval.try_get(2 * MIB).unwrap().is_none());
     let Stats { memory, requests, limits, is_partition, .. } = valid_stats(&eval);
@@ -41,7 +42,7 @@ fn a_partition_has_its_own_limit_and_its_buffers_are_of_the_pool() {
 fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
     for preset in [Preset::Adaptive, Preset::TensorFlow] {
         let pool = heap().wait(LONG).preset(preset).max_bytes(64 << 20).build().unwrap();
-        let eval = pool.partition("eval", 8 << 20).unwrap();
+        let eval = pool.open_partition("eval", 8 << 20).unwrap();
         let held = [(); 2].map(|()| eval.get(3 * MIB).unwrap());
         let (order, expected) = (AtomicUsize::new(0), [6 * MIB, 3 * MIB]);
         thread::scope(|scope| {
@@ -72,7 +73,7 @@ fn a_full_partition_delays_nobody_else_and_its_requests_are_served_in_order() {
 fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
     listen();
     let pool = over_virtual_memory().max_bytes(8 << 20).name("train").wait(Duration::ZERO).build().unwrap();
-    let eval = pool.partition("eval", 16 << 20).unwrap();
+    let eval = pool.open_partition("eval", 16 << 20).unwrap();
     let kept = lines_with_levels();
     let line = "pool[train] partition: name=eval max=16.0MiB pool_max=8.0MiB";
     assert!(kept.iter().any(|(_, kept)| kept == line), "{kept:?}");
@@ -88,7 +89,7 @@ fn a_partition_above_its_pool_is_allowed_and_both_say_which_limit_applies() {
 #[test]
 fn the_limit_of_a_partition_changes_within_the_limit_of_its_pool() {
     let pool = over_virtual_memory().max_bytes(16 << 20).wait(LONG).build().unwrap();
-    let eval = pool.partition("eval", 2 << 20).unwrap();
+    let eval = pool.open_partition("eval", 2 << 20).unwrap();
     let get = || eval.get_with(Request::new(MIB).timeout(Duration::ZERO)).ok();
     let all = || std::iter::from_fn(get).collect::<Vec<_>>().len();
     assert_eq!(((0..3).filter_map(|_| get()).count(), all()), (3, 2), "one after the other, and at once");

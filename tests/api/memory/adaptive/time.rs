@@ -39,11 +39,11 @@ fn five_minutes_without_a_miss_lower_a_raised_limit() {
     drop((0..1200).map(|n| pool.get(4096 * (1 + n % 8)).unwrap()).collect::<Vec<_>>());
     assert_eq!(valid_stats(&pool).limits.pool_size_limit, 220);
     lines();
-    assert_eq!(after_seconds(&clock, &pool, 299).limits.lowers, 0);
+    assert_eq!(after_seconds(&clock, &pool, 299).limits.reductions, 0);
     let stats = after_seconds(&clock, &pool, 1);
-    assert_eq!((stats.limits.lowers, stats.limits.pool_size_limit), (1, 200));
+    assert_eq!((stats.limits.reductions, stats.limits.pool_size_limit), (1, 200));
     assert_eq!(count(&lines(), "lowered: no miss for five minutes, pool_size_limit=220->200"), 1);
-    assert_eq!(after_seconds(&clock, &pool, 300).limits.lowers, 1, "never below the limit at the start");
+    assert_eq!(after_seconds(&clock, &pool, 300).limits.reductions, 1, "never below the limit at the start");
 }
 
 #[test]

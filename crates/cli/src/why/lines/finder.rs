@@ -19,16 +19,16 @@ use crate::files::why;
 /// Maximum number of lines of other text between two parts of a message.
 const OTHER_LINES: usize = 3;
 /// Maximum length of a message, wrapped or not.
-const LONGEST_MESSAGE_BYTES: usize = 512;
+const MESSAGE_BYTES_MAX: usize = 512;
 /// Maximum length of a prefix, and maximum number of lines over which it is wrapped.
-const LONGEST_PREFIX_BYTES: usize = 256;
+const PREFIX_BYTES_MAX: usize = 256;
 const PREFIX_LINES: usize = 8;
 /// A file with longer lines is not a log: a saved notebook has a line for each line of its output.
-const LONGEST_LINE_BYTES: u64 = 64 << 20;
+const LINE_BYTES_MAX: u64 = 64 << 20;
 /// Maximum length of the part of a line that is searched for the names of its process.
 const NAMES_BYTES: usize = 4 << 10;
 /// Maximum number of messages; only a malicious file has more.
-const MOST_MESSAGES: usize = 200_000;
+const MESSAGES_MAX: usize = 200_000;
 
 /// The optional time, severity and source location.
 const PREFIX: &str = r"(?:\[?(?<time>\d{4}-\d\d-\d\d[ T]?\d\d:\d\d:\d\d(?:\.\d+)?)Z?:?\s*)?[A-Z]+\s*(?:\S*pool_allocator\.cc:(?<at>\d+)|\S+?)\]\s*$";
@@ -47,8 +47,8 @@ pub(super) fn find(log: impl io::Read) -> LogContent {
     let mut line = Vec::new();
     let stopped = loop {
         let before = finder.found.lines;
-        let read = log.by_ref().take(LONGEST_LINE_BYTES - line.len() as u64).read_until(b'\n', &mut line);
-        let is_full = line.len() as u64 == LONGEST_LINE_BYTES && !line.ends_with(b"\n");
+        let read = log.by_ref().take(LINE_BYTES_MAX - line.len() as u64).read_until(b'\n', &mut line);
+        let is_full = line.len() as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n");
         // A progress bar overwrites its line.
         let overwritten = if is_full { line.iter().rposition(|&byte| byte == b'\r') } else { None };
         let why = match read {
@@ -57,10 +57,10 @@ pub(super) fn find(log: impl io::Read) -> LogContent {
                 "line {} is longer than {} MiB, the longest line that is read; split a notebook on one line with \
                  `jq . FILE | pinpool why --lines -`",
                 before + 1,
-                LONGEST_LINE_BYTES >> 20
+                LINE_BYTES_MAX >> 20
             ),
-            Ok(_) if finder.found.messages.len() >= MOST_MESSAGES => format!(
-                "{MOST_MESSAGES} messages are the most that are read from a log; split it (`split -l {before} FILE`)"
+            Ok(_) if finder.found.messages.len() >= MESSAGES_MAX => format!(
+                "{MESSAGES_MAX} messages are the most that are read from a log; split it (`split -l {before} FILE`)"
             ),
             Ok(_) => {
                 finder.found.lines += u64::from(!is_full);
@@ -155,7 +155,7 @@ impl Finder {
         if self.recent.len() >= PREFIX_LINES {
             self.recent.pop_front();
         }
-        self.recent.push_back((line, if bytes.len() > LONGEST_PREFIX_BYTES { Vec::new() } else { bytes.into_owned() }));
+        self.recent.push_back((line, if bytes.len() > PREFIX_BYTES_MAX { Vec::new() } else { bytes.into_owned() }));
     }
 
     /// Opens the message that starts at `at`, if there is one, and closes the previous one. Returns the number of bytes processed.
@@ -211,7 +211,7 @@ impl Finder {
             !was || (after > before && (is_rest || after == Some(Trust::Sure))) || (after == before && is_rest)
         });
         let used = match extended {
-            Some((text, used)) if text.len() <= LONGEST_MESSAGE_BYTES => {
+            Some((text, used)) if text.len() <= MESSAGE_BYTES_MAX => {
                 (open.text, open.tail, open.other_lines) = (text, some(&line[used..]).to_vec(), 0);
                 used
             }
@@ -244,11 +244,10 @@ impl Finder {
     /// Returns the prefix of the message at `at` of `bytes`. The prefix is in this line or, if it is wrapped, in the previous
     /// lines.
     fn head(&self, line: u64, bytes: &[u8], at: usize) -> Head {
-        let mut text = bytes[at.saturating_sub(LONGEST_PREFIX_BYTES)..at].to_vec();
+        let mut text = bytes[at.saturating_sub(PREFIX_BYTES_MAX)..at].to_vec();
         let (mut head, mut first) = (self.prefix(line, &text).map(|(_, head)| head), bytes);
         for (number, whole) in self.recent.iter().rev() {
-            let is_over =
-                text.len() > LONGEST_PREFIX_BYTES || !matches!(text.trim_ascii_end().last(), None | Some(b']'));
+            let is_over = text.len() > PREFIX_BYTES_MAX || !matches!(text.trim_ascii_end().last(), None | Some(b']'));
             if is_over || head.as_ref().is_some_and(|head| head.time.is_some()) {
                 break;
             }
@@ -296,7 +295,7 @@ fn undecorated(bytes: &[u8]) -> Cow<'_, [u8]> {
 
 /// Returns the beginning of a text, which may be long.
 fn some(text: &[u8]) -> &[u8] {
-    &text[..text.len().min(LONGEST_MESSAGE_BYTES)]
+    &text[..text.len().min(MESSAGE_BYTES_MAX)]
 }
 
 /// Returns a line without the border that a terminal or a format adds at its end.

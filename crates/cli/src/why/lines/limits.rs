@@ -26,12 +26,12 @@ pub(super) struct Fit {
 }
 
 /// No pool has a higher limit.
-const HIGHEST_LIMIT: u64 = 1 << 40;
+const LIMIT_MAX: u64 = 1 << 40;
 
 impl Chain {
     /// Returns the limits of a pool that starts with `limit`.
     pub(super) fn from(limit: u64) -> Self {
-        let next = |&limit: &u64| Some(raised(limit)).filter(|&raised| raised < HIGHEST_LIMIT);
+        let next = |&limit: &u64| Some(raised(limit)).filter(|&raised| raised < LIMIT_MAX);
         Self(std::iter::successors(Some(limit), next).collect())
     }
 

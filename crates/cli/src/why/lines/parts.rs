@@ -155,12 +155,12 @@ pub(super) fn ends_alike(tail: &[u8], next: &[u8]) -> bool {
 /// Returns whether `rest`, after a part of a message, is only the end of a line: blanks, a border, the end of a string, markup,
 /// or a separate column far to the right.
 pub(super) fn is_line_end(rest: &[u8]) -> bool {
-    const LONGEST_TAG: usize = 64;
+    const TAG_MAX: usize = 64;
     let mut at = 0;
     while let Some(&byte) = rest.get(at) {
         at += match byte {
             b'\\' => 2,
-            b'<' => rest[at..].iter().take(LONGEST_TAG).position(|byte| *byte == b'>').map_or(1, |end| end + 1),
+            b'<' => rest[at..].iter().take(TAG_MAX).position(|byte| *byte == b'>').map_or(1, |end| end + 1),
             _ if byte.is_ascii_alphanumeric() => return rest.starts_with(COLUMN),
             _ => 1,
         };

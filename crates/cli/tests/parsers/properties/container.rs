@@ -10,7 +10,7 @@ type Listed = Result<Vec<(String, Vec<(u64, u64)>)>, String>;
 
 fn listed(name: &str, data: &[u8]) -> Listed {
     let mut options = ListOptions::default();
-    options.open_containers = true;
+    options.open_archives = true;
     let list = options.from_paths(&[&written(name, data)]);
     assert_eq!(list.files().len() + list.failures().len(), 1, "listed once, or refused once");
     if let Some(failure) = list.failures().first() {

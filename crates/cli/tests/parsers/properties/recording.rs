@@ -19,7 +19,7 @@ pub(crate) fn recording(data: &[u8]) {
     let gets = recording.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
     // A recording that is too long or too large is an error. Otherwise the workload has each of its requests.
     if let Ok(workload) = Workload::from_recording(&recording) {
-        assert_eq!(workload.gets, gets as u64);
+        assert_eq!(workload.requests, gets as u64);
     }
     // A truncated recording does not have more records.
     if how % 2 == 1 {

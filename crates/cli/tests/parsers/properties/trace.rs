@@ -9,8 +9,8 @@ use pinpool_replay::{Event, Replay, SourceKind, Trace, TraceError, Workload};
 use super::written;
 
 /// Replays of more requests or more time would test nothing else.
-const MOST_GETS: u64 = 2000;
-const LONGEST_US: u64 = 2_000_000_000;
+const GETS_MAX: u64 = 2000;
+const DURATION_US_MAX: u64 = 2_000_000_000;
 
 /// A workload has the requests of its trace; an error names its line, which exists.
 pub(crate) fn text(data: &[u8]) {
@@ -18,7 +18,7 @@ pub(crate) fn text(data: &[u8]) {
         Ok(trace) => {
             let gets =
                 trace.records.iter().filter(|record| matches!(record.event, Event::Get { bytes: 1.., .. })).count();
-            assert_eq!(Workload::of_trace(trace).expect("it was read").gets, gets as u64);
+            assert_eq!(Workload::of_trace(trace).expect("it was read").requests, gets as u64);
         }
         Err(error) => names_a_line_of(data, &error),
     }
@@ -73,7 +73,7 @@ fn as_text(error: TraceError) -> String {
 /// and without a limit.
 pub(crate) fn replay(data: &[u8]) {
     let Ok(workload) = Trace::read(data).and_then(Workload::of_trace) else { return };
-    if workload.gets > MOST_GETS || workload.duration_us > LONGEST_US {
+    if workload.requests > GETS_MAX || workload.duration_us > DURATION_US_MAX {
         return;
     }
     for (preset, source) in

@@ -63,7 +63,7 @@ fn buffers_without_ages_are_a_leak_after_longer_growth() {
     let untagged = |n: u64| {
         move |of: &mut Snapshot| {
             held(of, "(untagged)", 10 * n, 0);
-            of.holders[0].oldest = None;
+            of.holders[0].oldest_age = None;
         }
     };
     let causes: Vec<_> = (1..=7).map(|n| run.cause(untagged(n))).collect();

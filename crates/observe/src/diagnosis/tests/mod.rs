@@ -46,8 +46,8 @@ impl Run {
 }
 
 fn held(now: &mut Snapshot, tag: &str, buffers: u64, oldest_s: u64) {
-    let oldest = Some(Duration::from_secs(oldest_s));
-    now.holders = vec![TagUse { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest, aged: 0, place: None }];
+    let oldest_age = Some(Duration::from_secs(oldest_s));
+    now.holders = vec![TagUse { tag: tag.to_owned(), buffers, bytes: buffers * MIB, oldest_age, aged: 0, place: None }];
     (now.used, now.used_bytes) = (buffers, buffers * MIB);
 }
 

@@ -24,7 +24,7 @@ pub struct Recording {
     /// The records, in order of time.
     pub records: Vec<Record>,
     pub pools: Vec<PoolDescription>,
-    /// Owner tags by number; 0 is none.
+    /// Holder tags by number; 0 is none.
     pub tags: BTreeMap<u32, String>,
     /// Call stacks of sampled requests by number, innermost frame first.
     pub stacks: BTreeMap<u32, Vec<Frame>>,

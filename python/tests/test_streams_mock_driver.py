@@ -119,16 +119,21 @@ def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(with_mock_
 
 def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver):
     with_mock_driver("""
+        import collections
         pool, stream = pool_of(), new_stream()
         array, other = pool.empty((4, SIZE), "uint8"), pool.empty(9, "uint8")
         meta = [other, np.zeros(3), np.empty(0), "name", 7, None, pathlib.Path("a"), object()]  # Objects without arrays are skipped.
         batch = {"images": (array[0], array[1]), "meta": meta}
         hold(stream)
         assert pinpool.record_stream(batch, stream) == 2, "buffers, not arrays"
-        del batch, meta, array, other
-        assert held_back(pool) == (2, 0, 0)
+        hidden = pool.empty(SIZE, "uint8")
+        try: pinpool.record_stream([collections.deque([array]), hidden], stream)
+        except TypeError as error: assert "the tensors of a deque would not be recorded" in str(error)
+        else: raise AssertionError("no error")
+        del batch, meta, array, other, hidden
+        assert held_back(pool) == (3, 0, 0)
         let_run(stream)
-        settled(pool, (0, 0, 2))
+        settled(pool, (0, 0, 3))
     """)
 
 

@@ -1,6 +1,8 @@
 """Streams without a driver."""
 
+import collections
 import ctypes.util
+import dataclasses
 import pathlib
 from types import SimpleNamespace
 
@@ -77,3 +79,8 @@ def test_record_stream_finds_the_buffer_of_an_array(pool, tmp_path):
         for missing_ok in (False, True):
             with pytest.raises(TypeError, match="is not in a pool buffer"):
                 pinpool.record_stream(unknown, 0, missing_ok=missing_ok)
+    box = dataclasses.make_dataclass("Box", ["items"])
+    for hidden in (box([np.ones(2)]), box((1, batch.buffer)), collections.deque([np.ones(2)]), type("Graph", (), {"to": None})()):
+        for missing_ok in (False, True):
+            with pytest.raises(TypeError, match=f"the tensors of a {type(hidden).__name__} would not be recorded: pass them in a dict"):
+                pinpool.record_stream([np.ones(2), hidden], 0, missing_ok=missing_ok)

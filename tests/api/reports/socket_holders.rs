@@ -13,7 +13,7 @@ use crate::fixture::heap;
 use crate::scratch::scratch;
 
 #[test]
-fn the_socket_tells_the_owners_the_largest_first() {
+fn the_socket_tells_the_holders_the_largest_first() {
     let (_dir, path) = scratch("stats.sock");
     let pool = heap().setting("socket", path.display()).build().unwrap();
     let _images = pool.tagged("images").get(1 << 20).unwrap();
@@ -21,11 +21,11 @@ fn the_socket_tells_the_owners_the_largest_first() {
     let mut line = String::new();
     BufReader::new(UnixStream::connect(&path).unwrap()).read_line(&mut line).unwrap();
     let object: serde_json::Value = serde_json::from_str(&line).unwrap();
-    let owners = object["pools"][0]["owners"].as_array().unwrap();
-    let of = |at: usize| (owners[at]["tag"].as_str().unwrap(), owners[at]["buffers"].as_u64().unwrap());
-    assert_eq!((of(0), of(1), owners.len()), (("images", 1), ("labels", 2), 2), "{line}");
-    assert_eq!(owners[0]["requested_bytes"], 1 << 20);
-    assert!(owners[0]["oldest_seconds"].is_number(), "{line}");
+    let holders = object["pools"][0]["holders"].as_array().unwrap();
+    let of = |at: usize| (holders[at]["tag"].as_str().unwrap(), holders[at]["buffers"].as_u64().unwrap());
+    assert_eq!((of(0), of(1), holders.len()), (("images", 1), ("labels", 2), 2), "{line}");
+    assert_eq!(holders[0]["requested_bytes"], 1 << 20);
+    assert!(holders[0]["oldest_age_seconds"].is_number(), "{line}");
 }
 
 fn served(path: &Path) -> Pool {

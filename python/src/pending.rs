@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use crate::buffer::Buffer;
 use crate::handle::{PoolHandle, buffer};
 use crate::without_gil::without_gil;
-use crate::{errors, lines};
+use crate::{errors, log};
 
 /// Wakes the event loop by writing a byte to its socket, without the GIL.
 struct Bell(UnixStream);
@@ -84,7 +84,7 @@ impl PendingRequest {
             Poll::Ready(Ok(buf)) => Ok(Some(buffer(buf, &self.handle))),
             Poll::Ready(Err(error)) => Err(errors::exception(&error)),
         };
-        lines::flush(py)?;
+        log::flush(py)?;
         polled
     }
 

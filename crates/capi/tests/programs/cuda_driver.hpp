@@ -1,4 +1,5 @@
-/* The functions of the CUDA driver that the C++ programs call, declared as in cuda.h, so that no toolkit is needed. */
+/* The functions of the CUDA driver that streams.cpp calls, declared as in cuda.h, so that no toolkit is needed. The example
+   copy_batches.cpp has its own declarations. */
 #ifndef CUDA_DRIVER_H
 #define CUDA_DRIVER_H
 
