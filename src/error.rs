@@ -135,7 +135,8 @@ predicates! {
     is_capturing_stream, CapturingStream = Capture;
     /// Returns whether the pool was created before this process was forked.
     is_forked, Forked = Forked;
-    /// Returns whether the pool was closed by [`Pool::close`](crate::Pool::close).
+    /// Returns whether the pool or the partition was closed ([`Pool::close`](crate::Pool::close),
+    /// [`Partition::close`](crate::Partition::close)).
     is_closed, Closed = Closed;
 }
 

@@ -42,9 +42,9 @@ pub use user_memory::UserMemory;
 /// it stops waiting, frees nothing. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
 /// async task should drop the last handle on a thread that may block.
 ///
-/// | pool | requests, `reserve`, `partition`, `pin`, `adopt` | everything else |
+/// | pool | requests, `reserve`, `open_partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
-/// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` wait only for a shared limit; `partition` and `adopt` work | works |
+/// | full | requests wait up to `PINPOOL_WAIT`, then fail ([`is_limit`](crate::Error::is_limit)) or get pageable memory (`PINPOOL_ON_FULL`); `reserve` and `pin` wait only for a shared limit; `open_partition` and `adopt` work | works |
 /// | [closed](Self::close) | fail immediately ([`is_closed`](crate::Error::is_closed)) | works; buffers and copies remain valid |
 /// | in a forked child, if the pool had [started](PoolBuilder::build) | fail immediately ([`is_forked`](crate::Error::is_forked)); build a new pool there | does nothing, or fails as requests do; statistics are 0 |
 ///
@@ -332,7 +332,9 @@ impl Pool {
     ///
     /// | state of the pool | how often |
     /// | --- | --- |
-    /// | copies are in flight | 10 times a second |
+    /// | the arena is compacted, or a reserve is pinned in the background | about every 0.2 ms |
+    /// | a copy is awaited, or copies are in flight while buffers are adopted or a shared limit has no room | every 0.04 to 20 ms |
+    /// | other copies are in flight | 10 times a second |
     /// | `adaptive`: some memory is idle and some is in use | 10 times a second |
     /// | `adaptive`: otherwise there are buffers, or memory to release | once a second |
     /// | `tensorflow`: a limit may be exceeded | 10 times a second if memory is idle, otherwise once |

@@ -34,7 +34,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
             clock.advance_us(60_000_000);
             pool.maintain();
         }
-        // The poll has returned while the release hangs in the driver.
+        // `maintain` has returned while the release hangs in the driver.
         held_call.wait_for(1);
         valid_stats(&pool);
         drop(held_call);

@@ -21,7 +21,7 @@ fn releases(driver: &MockDriver) -> u64 {
     driver.calls("cuMemHostUnregister") + driver.calls("cuMemFreeHost")
 }
 
-/// Two hours with a poll every minute. Releases that are due run on dedicated threads.
+/// Two hours with a `maintain` every minute. Releases that are due run on dedicated threads.
 fn two_hours(pool: &Pool, clock: &ManualClock) {
     for _ in 0..120 {
         clock.advance_us(60_000_000);

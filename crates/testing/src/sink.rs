@@ -255,8 +255,8 @@ impl SinkMemory {
         stream.progress.check_process().map_err(EnqueueError::Refused)?;
         let mut copies = self.copies.lock();
         copies.retain(|copy| matches!(copy.is_complete(), Ok(false)));
-        let is_in_other_namespace = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
-        let earlier = copies.iter().filter(is_in_other_namespace).cloned().collect();
+        let is_of_other_stream = |copy: &&Arc<dyn Fence>| copy.stream_id() != Some(stream.progress.id);
+        let earlier = copies.iter().filter(is_of_other_stream).cloned().collect();
         let fence = stream.enqueue(run, earlier).map_err(EnqueueError::Refused)?;
         copies.push(fence.clone());
         Ok(fence)

@@ -250,7 +250,7 @@ fn the_pools_of_a_process_share_what_auto_allows_and_each_may_take_all_of_it() {
     assert_eq!(later.len(), 10, "what ended pools held is free");
 }
 
-/// Neither a thread nor a poll releases anything here.
+/// Neither a thread nor `maintain` releases anything here.
 #[test]
 fn two_pools_that_alternate_at_the_process_limit_never_wait_for_idle_memory() {
     let root = machine();

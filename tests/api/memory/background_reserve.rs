@@ -1,6 +1,6 @@
 //! A background reserve: the first step is immediate, the rest runs in parallel with the pool.
 //!
-//! Most pools here have no thread: each `poll` makes one step, so that counts and order are exact.
+//! Most pools here have no thread: each `maintain` makes one step, so that counts and order are exact.
 
 use pinpool_os::format::Size;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn faulty(separate: bool) -> Arc<FaultSource> {
     fixture::faulty(if separate { SimSource::separate_regions(1 << 44) } else { SimSource::new(1 << 44) })
 }
 
-/// A pool that pins a reserve of `bytes`, one step per `poll`.
+/// A pool that pins a reserve of `bytes`, one step per `maintain`.
 fn by_steps(source: Arc<FaultSource>, max_bytes: u64, bytes: u64) -> PoolBuilder {
     over(source, max_bytes).reserve(bytes).reserve_wait(false)
 }
@@ -44,7 +44,7 @@ fn fraction_is(pool: &Pool, fraction: f64) -> bool {
 }
 
 #[test]
-fn the_start_pins_one_step_and_each_poll_one_more() {
+fn the_start_pins_one_step_and_each_step_one_more() {
     for separate in [false, true] {
         let source = faulty(separate);
         let pool = by_steps(source.clone(), 256 * MI, 64 * MI).build().unwrap();

@@ -39,7 +39,7 @@ fn over_both() -> [PoolBuilder; 2] {
     [over_virtual_memory(), over_separate_regions()]
 }
 
-/// Advances the clock once and polls once.
+/// Advances the clock once and maintains once.
 fn after_seconds(clock: &ManualClock, pool: &Pool, seconds: u64) -> Stats {
     clock.advance_us(seconds * 1_000_000);
     pool.maintain();
