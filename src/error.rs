@@ -81,7 +81,7 @@ pub(crate) enum ErrorKind {
          new pool after the fork"
     )]
     Forked { parent: u32, child: u32 },
-    #[error("the pool was closed (`Pool::close`)")]
+    #[error("the pool or partition was closed")]
     Closed,
     #[error(
         "cannot allocate {}: a driver call did not return within {}; wait longer (PINPOOL_WAIT) or pin memory in advance \

@@ -106,7 +106,7 @@ pub mod unstable;
 
 /// Custom memory for [`Backend::Source`]: implement [`Source`](source::Source), and test it with the crate `pinpool-testing`.
 pub mod source {
-    pub use crate::backend::{PAGE_BYTES, Region, Source};
+    pub use crate::backend::{HeapSource, PAGE_BYTES, Region, Source};
     pub use crate::error::{Retry, SourceError};
 }
 
@@ -114,7 +114,7 @@ pub use backend::{Backend, PinnedBy};
 #[cfg(feature = "cuda")]
 pub use buffer::{BufView, BufViewMut, TrackedView};
 pub use buffer::{CopyError, PendingBuf, PinnedBuf, PinnedSlice};
-pub use config::{HugeTlb, Limit, OnFull, ParseError, Preset, Rounding, SharedLimitName, StatsSocket};
+pub use config::{HugeTlb, Limit, OnFull, ParseError, Preset, Rounding, SharedLimitChoice, StatsSocket};
 pub use copy::completion::{Completion, CompletionFuture};
 pub use error::{Error, Result};
 pub use pool::{GetFuture, Partition, Pool, PoolBuilder, Request, UserMemory};

@@ -2,7 +2,7 @@
 
 /// All backends and their sources, and `try_out`, which tests a source.
 pub mod backend {
-    pub use crate::backend::{AddressRange, BuiltInSource, ChosenSource, GRANULE_BYTES, HeapSource, RANGE_ALIGN_BYTES};
+    pub use crate::backend::{AddressRange, BuiltInSource, ChosenSource, GRANULE_BYTES, RANGE_ALIGN_BYTES};
     #[cfg(feature = "cuda")]
     pub use crate::backend::{CudaSource, RegisterSource, VmmSource};
     pub use crate::backend::{RemapError, Subrange, Trial, VirtualMemory, gpu_finding, lock_limit, try_out};

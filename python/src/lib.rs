@@ -62,7 +62,7 @@ mod _pinpool {
         arguments::{_seconds, size},
         buffer::{_record_stream, Buffer},
         decode::Decoder,
-        loader::{Reader, SampleCatalog},
+        loader::{_default_threads, Reader, SampleCatalog},
         log::{_set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines},
         pending::PendingRequest,
         pool::Pool,

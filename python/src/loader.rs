@@ -291,3 +291,9 @@ impl Drop for Reader {
         without_gil(move || drop(reader));
     }
 }
+
+/// The number of threads of a single rank: as many as the process can run at once, within its CPU quota.
+#[pyfunction]
+pub(crate) fn _default_threads() -> usize {
+    LoadOptions::default().threads.get()
+}

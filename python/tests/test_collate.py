@@ -156,6 +156,13 @@ def test_a_batch_equals_that_of_torchs_default_collate(shared, kind):
 
 
 @needs_torch
+def test_a_torch_without_the_private_names_collates_with_one_more_copy(shared, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.data._utils.collate", None)
+    samples = [(torch.full((4,), i), i, "text") for i in range(3)]
+    same(shared.unpack(shared.collate(samples)), torch.utils.data.default_collate(samples))
+
+
+@needs_torch
 def test_stacked_tensors_are_in_the_shared_buffer_without_gradients(shared):
     packed = shared.collate([(torch.zeros(5, requires_grad=True), torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)])
     assert [(leaf.offset, leaf.shape, leaf.dtype) for leaf in packed._tree] == [(0, (2, 5), "float32"), (64, (2, 3), "bfloat16")]

@@ -209,7 +209,7 @@ def test_a_directory_of_only_shards_is_opened(tmp_path):
         pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap())
 
 
-def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_other_fields(tmp_path):
+def test_to_device_copies_decoded_fields_and_labels_that_are_numbers_and_refuses_other_fields(tmp_path):
     fields = {"0.cls": b"7", "0.png": encoded(PIL.new("L", (4, 4), 3), "PNG")}
     write_tar(tmp_path / "a.tar", fields.items())
     write_tar(tmp_path / "b.tar", [*fields.items(), ("0.txt", b"text")])
@@ -220,7 +220,8 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_ints_and_refuses_ot
         return {names: array.tolist() for names, array in pickle.loads(pickle.dumps(batch))._pinpool_arrays().items()}
 
     assert copied("a.tar") == {("png",): [[[[3] * 3] * 2] * 2], ("labels",): [7]}
-    assert list(copied("a.tar", label_function=float)) == [("png",)]
+    assert copied("a.tar", label_function=lambda text: int(text) / 2)[("labels",)] == [3.5]
+    assert list(copied("a.tar", label_function=str)) == [("png",)]
     with pytest.raises(TypeError, match="the field 'txt' of this Batch is not decoded: .* in map="):
         copied("b.tar")
     with pytest.raises(TypeError, match="the field 'cls' of this Batch is not decoded"):

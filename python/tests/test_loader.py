@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import os
 import pickle
 import threading
 import types
@@ -276,6 +277,16 @@ def test_different_numbers_of_batches_per_rank_are_a_warning(tmp_path, pool):
         pinpool_loader.Loader(tmp_path, rank=0, world_size=2, batch_size=51, pool=pool)
     with pytest.raises(ValueError, match="rank=0 has no batch of 101 samples of world_size=2, batch_size=60, drop_last=True"):
         pinpool_loader.Loader(tmp_path, rank=0, world_size=2, batch_size=60, drop_last=True, pool=pool)
+
+
+def test_the_threads_within_the_cpu_quota_are_divided_among_the_ranks(monkeypatch):
+    assert 1 <= pinpool._pinpool._default_threads() <= len(os.sched_getaffinity(0))
+    monkeypatch.setattr(pinpool._pinpool, "_default_threads", lambda: 16)
+    monkeypatch.setattr(os, "cpu_count", lambda: 96)
+    for cores, ranks, threads in ((96, "8", 2), (96, "64", 1), (96, "1", 0), (96, "several", 0), (96, "", 0), (12, "8", 0)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert pinpool_loader._loader._default_num_threads() == threads, (cores, ranks)
 
 
 def test_random_numbers_of_a_batch_are_the_same_in_each_run(files, pool):

@@ -136,7 +136,7 @@ def test_a_closed_pool_fails_requests_and_keeps_buffers_valid(pool):
     errors = []
 
     def wait():
-        with pytest.raises(pinpool.ClosedError, match="the pool was closed") as caught:
+        with pytest.raises(pinpool.ClosedError, match="the pool or partition was closed") as caught:
             pool.get("32MiB")
         errors.append(caught.value)
 

@@ -25,7 +25,7 @@ pub struct Trial {
 /// stream capture forbids the calls; the result is then unknown.
 ///
 /// ```
-/// use pinpool::unstable::backend::{HeapSource, try_out};
+/// use pinpool::{source::HeapSource, unstable::backend::try_out};
 ///
 /// let trial = try_out(&HeapSource::new(), 0)?.expect("no stream is capturing");
 /// assert_eq!(trial.bytes, 2 << 20);

@@ -387,7 +387,7 @@ impl PinnedBuf {
     #[inline]
     fn recorded_copies(&self) -> Option<&CopyFences> {
         let block = self.block.as_ref()?;
-        (block.copy_fences().any() && !block.is_forked()).then(|| block.copy_fences())
+        (block.copy_fences().was_used() && !block.is_forked()).then(|| block.copy_fences())
     }
 }
 

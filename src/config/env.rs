@@ -312,7 +312,7 @@ impl Config {
 }
 
 /// Returns whether the environment shows that this process is one of several on its host: a torchrun rank, or a Ray process. In
-/// that case [`SharedLimitName::Auto`](super::SharedLimitName::Auto) attaches a pool to the shared limit.
+/// that case [`SharedLimitChoice::Auto`](super::SharedLimitChoice::Auto) attaches a pool to the shared limit.
 pub fn is_one_of_several() -> bool {
     shows_several(|name| std::env::var(name).ok())
 }

@@ -72,7 +72,7 @@ pub enum OnFull {
 /// The limit that a pool shares with other processes of this host (`PINPOOL_LEDGER`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum SharedLimitName {
+pub enum SharedLimitChoice {
     /// No shared limit.
     #[default]
     None,
@@ -86,7 +86,7 @@ pub enum SharedLimitName {
 
 /// Converts the text of the variable: `none`, `auto` or a name. [`PoolBuilder::build`](crate::PoolBuilder::build) refuses an
 /// invalid name.
-impl<T: AsRef<str>> From<T> for SharedLimitName {
+impl<T: AsRef<str>> From<T> for SharedLimitChoice {
     fn from(text: T) -> Self {
         text.as_ref().parse().unwrap_or_else(|_| Self::Named(text.as_ref().to_owned()))
     }

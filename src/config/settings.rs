@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName, StatsSocket};
+use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitChoice, StatsSocket};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 
@@ -36,8 +36,8 @@ macro_rules! for_each_setting {
         "PINPOOL_MAX_IDLE_BYTES" = None, max_idle_bytes(impl Into<Option<u64>>): Option<u64> as SIZE_OR_NONE;
 
         /// Limit shared by all processes that use this name: a name, auto, or none.
-        /// In code, the text of the variable or a [`SharedLimitName`].
-        "PINPOOL_LEDGER" = SharedLimitName::None, ledger(impl Into<SharedLimitName>): SharedLimitName as word();
+        /// In code, the text of the variable or a [`SharedLimitChoice`].
+        "PINPOOL_LEDGER" = SharedLimitChoice::None, ledger(impl Into<SharedLimitChoice>): SharedLimitChoice as word();
 
         group "Waiting";
 

@@ -57,7 +57,7 @@ impl Block {
     pub(crate) fn begin_read(&self) -> Result<()> {
         self.check_process()?;
         let fences = self.copy_fences();
-        if fences.any() { fences.wait_for_writes(None) } else { Ok(()) }
+        if fences.was_used() { fences.wait_for_writes(None) } else { Ok(()) }
     }
 
     /// Returns a buffer that a copy consumed. The copy ends with `fence`.

@@ -16,8 +16,8 @@ use pinpool_os::unwind::catch_panic;
 /// # Safety
 ///
 /// Memory is reused when `is_complete` returns `Ok(true)`: that may happen only after the device has finished with every byte
-/// that the work uses, permanently. The same holds for `wait` and `Ok`. Fences with the same [`stream_id`](Fence::stream_id) must
-/// complete in the order in which their work was enqueued.
+/// that the work uses, permanently. The same holds for `wait` and `Ok`. The work of fences with
+/// the same [`stream_id`](Fence::stream_id) must complete in the order in which it was enqueued.
 #[allow(unsafe_code)]
 pub unsafe trait Fence: Send + Sync + fmt::Debug {
     /// Returns whether the work has completed. Does not wait.
@@ -251,7 +251,7 @@ impl CopyFences {
 
     /// Returns whether a copy was ever recorded.
     #[inline]
-    pub(crate) fn any(&self) -> bool {
+    pub(crate) fn was_used(&self) -> bool {
         self.0.get().is_some()
     }
 

@@ -14,7 +14,7 @@ use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
 use crate::config::{
-    Config, ExtraSettings, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitName,
+    Config, ExtraSettings, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitChoice,
     StatsSocket, env, for_each_setting,
 };
 use crate::engine::ManualClock;
@@ -247,7 +247,7 @@ macro_rules! setters {
             $($(
                 #[doc = concat!("Sets `", $variable, "`.", $doc)] $(#[doc = $in_code])?
                 ///
-                #[doc = concat!("The variable takes the values as text. Default, unless another setting or the process implies one: `", stringify!($default), "`.")]
+                #[doc = concat!("Default: `", stringify!($default), "`, unless another setting changes it.")]
                 pub fn $name(mut self, value: $argument) -> Self {
                     self.settings.$name = Some($($wrap)?(value.into()));
                     self

@@ -38,8 +38,8 @@ pub use user_memory::UserMemory;
 /// After 30 s it keeps waiting only as long as at least one copy completes in every second. Memory then in flight is never
 /// freed.
 ///
-/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone always waits, and if
-/// it stops waiting, frees nothing. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
+/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone waits even while buffers
+/// are in use. If it gives up, it frees nothing. With these backends, and for a reserve of `vmm`, the release also waits for all device work, so an
 /// async task should drop the last handle on a thread that may block.
 ///
 /// | pool | requests, `reserve`, `open_partition`, `pin`, `adopt` | everything else |
@@ -195,8 +195,8 @@ impl Pool {
     /// wakes the task when its request is served, and a thread of the process wakes it at its deadline.
     ///
     /// With the backend `auto`, the first call on a pool may start the driver, create a context and pin up to 2 MiB on the
-    /// calling or polling thread: call [`start`](Self::start) before, on a thread that may block. Later polls pin no memory,
-    /// but may query the events of copies and then release memory, as [`try_get`](Self::try_get) does.
+    /// calling or polling thread: to avoid that, call [`start`](Self::start) first, on a thread that may block. Later polls pin
+    /// no memory, but may query the events of copies and then release memory, as [`try_get`](Self::try_get) does.
     ///
     /// A dedicated thread of the pool pins memory for one task at a time, and the time of its driver calls counts towards the
     /// wait. If the system refuses this thread, the polls pin memory. If the wait times out while a call runs, the future fails
@@ -294,8 +294,8 @@ impl Pool {
     /// Changes the limit on all pinned bytes, in use and idle: to a number of bytes, [`Limit::Unlimited`], or
     /// [`Limit::Auto`], which follows the cgroup.
     ///
-    /// A higher limit lets waiting requests try again immediately. A lower limit releases idle memory immediately, which on
-    /// `register` and `cuda` waits for all device work. It releases at most the part of a reserve that was pinned in
+    /// A higher limit lets waiting requests try again immediately. A lower limit releases idle memory immediately; on
+    /// `register` and `cuda` this waits for all device work. It releases at most the part of a reserve that was pinned in
     /// the background. Buffers in use stay with their users, so the pool may exceed the lower limit until they are
     /// returned; it does not grow meanwhile. The memory of returned buffers is released by the maintenance thread
     /// within a second, or by a miss that finds no room. A waiting request that is larger than the new limit fails when
@@ -337,14 +337,14 @@ impl Pool {
     /// | other copies are in flight | 10 times a second |
     /// | `adaptive`: some memory is idle and some is in use | 10 times a second |
     /// | `adaptive`: otherwise there are buffers, or memory to release | once a second |
-    /// | `tensorflow`: a limit may be exceeded | 10 times a second if memory is idle, otherwise once |
+    /// | `tensorflow`: a limit may be exceeded | 10 times a second if memory is idle, otherwise once a second |
     pub fn maintain(&self) {
         self.unless_forked(PoolCore::maintain_for_user);
     }
 
     /// Closes the pool and its partitions to requests. Waiting requests of threads and tasks, and all later requests, fail with
-    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory except reserves, which on
-    /// `register` and `cuda` waits for all device work. Buffers in use and copies in flight remain valid. Under `adaptive`
+    /// [`is_closed`](crate::Error::is_closed). Then the calling thread releases idle memory except reserves. On
+    /// `register` and `cuda` this release waits for all device work. Buffers in use and copies in flight remain valid. Under `adaptive`
     /// their memory is idle once the buffers are dropped and the copies have completed, and [`trim`](Self::trim), another
     /// `close`, the idle timeout or the end of the pool releases it. Under `tensorflow` it is released immediately.
     ///

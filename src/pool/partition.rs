@@ -29,7 +29,7 @@ use crate::stats::Stats;
 pub struct Partition {
     core: Arc<PartitionCore>,
     /// A handle of the pool. Requests through this handle claim from `core`.
-    requests: Pool,
+    pool: Pool,
 }
 
 impl fmt::Debug for Partition {
@@ -50,8 +50,8 @@ impl Pool {
     /// [`is_forked`](crate::Error::is_forked), [`is_closed`](crate::Error::is_closed), as for [`get`](Self::get).
     pub fn open_partition(&self, name: &str, max_bytes: impl Into<Limit>) -> Result<Partition> {
         self.check_open()?;
-        let core = self.core().partition(name, max_bytes.into().bytes());
-        Ok(Partition { requests: self.scoped(Some(core.clone()), self.core().tag(name)), core })
+        let core = self.core().open_partition(name, max_bytes.into().bytes());
+        Ok(Partition { pool: self.scoped(Some(core.clone()), self.core().tag(name)), core })
     }
 }
 
@@ -72,12 +72,12 @@ impl Partition {
     ///
     /// As for [`get`](Self::get) and [`Pool::get_with`].
     pub fn get_with(&self, request: impl Into<Request>) -> Result<PinnedBuf> {
-        self.requests.get_with(request)
+        self.pool.get_with(request)
     }
 
     /// Requests a buffer as [`Pool::get_async`] does.
     pub fn get_async(&self, request: impl Into<Request>) -> GetFuture {
-        self.requests.get_async(request)
+        self.pool.get_async(request)
     }
 
     /// Requests an idle buffer as [`Pool::try_get`] does; `None` also if the partition is full.
@@ -86,14 +86,14 @@ impl Partition {
     ///
     /// As for [`Pool::try_get`].
     pub fn try_get(&self, request: impl Into<Request>) -> Result<Option<PinnedBuf>> {
-        self.requests.try_get(request)
+        self.pool.try_get(request)
     }
 
     /// Returns a handle of the pool with requests that go through this partition, for code that takes a [`Pool`]. All other
     /// calls act on the whole pool, including `close`, `set_max_bytes` and `stats`. A `tagged` handle made from it
     /// stays in the partition.
     pub fn as_pool(&self) -> &Pool {
-        &self.requests
+        &self.pool
     }
 
     /// Changes the limit of the partition to a number of bytes, or to the limit of the pool ([`Limit::Unlimited`] and
@@ -104,18 +104,18 @@ impl Partition {
     ///
     /// [`is_forked`](crate::Error::is_forked): the pool was created before this process was forked.
     pub fn set_max_bytes(&self, limit: impl Into<Limit>) -> Result<()> {
-        self.requests.core().check_process().map(|()| self.core.set_max_bytes(limit.into().bytes()))
+        self.pool.core().check_process().map(|()| self.core.set_max_bytes(limit.into().bytes()))
     }
 
     /// Makes waiting and later requests of the partition fail with [`is_closed`](crate::Error::is_closed). Requests that already
     /// wait for memory of the pool are served, and buffers in use remain valid.
     pub fn close(&self) {
-        self.requests.unless_forked(|_| self.core.close());
+        self.pool.unless_forked(|_| self.core.close());
     }
 
     /// Returns the statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).
     pub fn stats(&self) -> Stats {
-        self.requests.unless_forked(|core| core.sweep_by_loads());
+        self.pool.unless_forked(|core| core.sweep_by_loads());
         self.core.stats()
     }
 

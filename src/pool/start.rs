@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use super::config_on_host::pin_options;
 use crate::arena::Retention;
 use crate::backend::{self, Backend, BuiltInSource, ChosenSource, PinnedBy, Source, VirtualMemory};
-use crate::config::{Config, Limit, OnFull, Preset, ResolvedSettings, SharedLimitName, env};
+use crate::config::{Config, Limit, OnFull, Preset, ResolvedSettings, SharedLimitChoice, env};
 use crate::engine::{
     ArenaSettings, ArenaSupply, HostLimit, ManualClock, Memory, MeteredSource, PoolCore, RegionSupply, Timekeeper,
     granule_bytes,
@@ -182,10 +182,10 @@ impl PoolStart {
     pub(super) fn join_shared_limit(&self) -> Result<Option<SharedLimit>> {
         let (config, log) = (&self.settings.config, &self.log);
         let name = match &config.ledger {
-            SharedLimitName::None => return Ok(None),
-            SharedLimitName::Auto if !env::is_one_of_several() => return Ok(None),
-            SharedLimitName::Auto => "auto",
-            SharedLimitName::Named(name) => name,
+            SharedLimitChoice::None => return Ok(None),
+            SharedLimitChoice::Auto if !env::is_one_of_several() => return Ok(None),
+            SharedLimitChoice::Auto => "auto",
+            SharedLimitChoice::Named(name) => name,
         };
         let requested_bytes = config.max_bytes.bytes();
         // All processes together get the limit that `auto` gives to one pool.
@@ -202,7 +202,7 @@ impl PoolStart {
                 Ok(Some(shared))
             }
             // The user did not name this shared limit, so the pool starts without it.
-            Err(error) if config.ledger == SharedLimitName::Auto => {
+            Err(error) if config.ledger == SharedLimitChoice::Auto => {
                 log.shared_limit_unused(&error);
                 Ok(None)
             }

@@ -46,7 +46,7 @@ impl Pool {
 
     /// Returns the [`stats`](Pool::stats) of each live [partition](Pool::open_partition), in order of creation.
     pub fn partition_stats(&self) -> Vec<Stats> {
-        self.core().existing_partitions().iter().map(|partition| partition.stats()).collect()
+        self.core().live_partitions().iter().map(|partition| partition.stats()).collect()
     }
 
     /// Returns the name in the pool's log lines ([`PoolBuilder::name`](crate::PoolBuilder::name)).

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use pinpool::source::HeapSource;
 use pinpool::source::Source;
-use pinpool::unstable::backend::HeapSource;
 use pinpool::unstable::{LogSampler, ManualClock};
 use pinpool::{Backend, Error, GetFuture, Limit, Partition, PinnedBuf, Pool, PoolBuilder, Preset, Request, Rounding};
 use pinpool_replay::SimSource;

@@ -65,8 +65,8 @@ fn a_trim_does_not_call_an_unresponsive_driver() {
         let copying = filled(&pool, MIB, 7);
         let gate = driver.hold_call("cuEventQuery");
         drop(copying.copy_to(&stream, &mut memory).unwrap());
-        let polling = pool.clone();
-        let blocked = thread::spawn(move || polling.maintain());
+        let maintained = pool.clone();
+        let blocked = thread::spawn(move || maintained.maintain());
         gate.wait_for(1);
         // Longer than a driver is given to answer.
         thread::sleep(Duration::from_millis(50));

@@ -88,7 +88,7 @@ fn captures_survive_commits_remaps_releases_and_copies_on_any_thread() {
     });
 }
 
-/// Commits, remaps, releases, copies, waits and polls.
+/// Commits, remaps, releases, copies, waits and maintains.
 fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     let mut bufs = fill_granules(pool, 10);
     (0..bufs.len()).rev().step_by(2).for_each(|index| drop(bufs.swap_remove(index)));
@@ -105,8 +105,8 @@ fn use_pool(rig: &Rig<'_>, pool: &Pool, lane: &mut Lane, batch: Batch) {
     while !copy.is_complete().unwrap() {
         thread::yield_now();
     }
-    // While the maintenance thread queries the copy, a poll skips it.
-    until("the copy is over", || {
+    // While the maintenance thread queries the copy, `maintain` skips it.
+    until("the copy has completed", || {
         pool.maintain();
         pool.stats().copies.in_flight == 0
     });

@@ -69,7 +69,7 @@ setup! {
     pools_first,
     /// Faults remain at the end.
     stay_faulty,
-    /// `PINPOOL_RESERVE_WAIT=0`: each poll pins one step of the pending reserves.
+    /// `PINPOOL_RESERVE_WAIT=0`: each `maintain` pins one step of the pending reserves.
     background,
     /// The device reports copies as complete too early, a fault that no pool survives.
     lying_device,

@@ -51,8 +51,8 @@
 #define PP_VERSION_MINOR 1
 #define PP_VERSION_PATCH 0
 
-/** Initial values of a pp_get_options. */
-#define PP_GET_OPTIONS_INIT {sizeof(pp_get_options), 1, PP_WAIT_DEFAULT, NULL}
+/** Initial values of a pp_request_options. */
+#define PP_REQUEST_OPTIONS_INIT {sizeof(pp_request_options), 1, PP_WAIT_DEFAULT, NULL}
 
 /**
  * The compiler warns if the result is ignored: after a failure the pointer is NULL, the buffer was not returned, or the work was
@@ -72,10 +72,10 @@ extern "C" {
 /** No limit, for pp_partition_open and pp_set_max_bytes. */
 #define PP_NO_LIMIT UINT64_MAX
 
-/** The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT. */
+/** The `timeout_ms` of a pp_request_options that waits up to PINPOOL_WAIT. */
 #define PP_WAIT_DEFAULT UINT64_MAX
 
-/** The `timeout_ms` of a pp_get_options that waits forever. */
+/** The `timeout_ms` of a pp_request_options that waits forever. */
 #define PP_WAIT_FOREVER (UINT64_MAX - 1)
 
 /**
@@ -168,9 +168,9 @@ typedef struct pp_pool pp_pool;
  */
 typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 
-/** Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members. */
+/** Options of a request. Initialize them with PP_REQUEST_OPTIONS_INIT, and then set members. */
 typedef struct {
-  /** sizeof(pp_get_options), by which the library recognizes the version of the header. */
+  /** sizeof(pp_request_options), by which the library recognizes the version of the header. */
   size_t struct_size;
   /** The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
   size_t alignment;
@@ -184,7 +184,7 @@ typedef struct {
    * when. Use few tags: one per part of the program, not one per buffer. Initially NULL: no tag. Not for a partition.
    */
   const char *tag;
-} pp_get_options;
+} pp_request_options;
 
 /**
  * Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
@@ -355,7 +355,7 @@ PP_NODISCARD pp_status pp_stats_json(pp_pool *pool, char **json);
 void pp_string_free(char *text);
 
 /**
- * Allocates a buffer of `bytes` bytes and stores its address in `out`. Reuses pinned memory, or pins more. Return the buffer
+ * Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
  * with pp_put, pp_put_after_stream or pp_put_after_event.
  *
  * The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, or the
@@ -367,12 +367,12 @@ void pp_string_free(char *text);
  * - PP_DEVICE_RESET: the device was reset.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **out);
+PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
  * Allocates as pp_get does, with these options:
  *
- *     pp_get_options options = PP_GET_OPTIONS_INIT;
+ *     pp_request_options options = PP_REQUEST_OPTIONS_INIT;
  *     options.timeout_ms = 500;
  *     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
  *
@@ -380,7 +380,7 @@ PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **out);
  * - PP_OVER_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
-PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **out);
+PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_request_options *options, void **ptr);
 
 /**
  * Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Pins no memory and does not wait for room. The
@@ -390,7 +390,7 @@ PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_get_opt
  *   error, so pp_last_error does not change.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
  */
-PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **out);
+PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 
 /**
  * Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
@@ -398,7 +398,7 @@ PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **out);
  * - PP_NONE_IDLE: no such buffer is idle, as for pp_try_get.
  * - PP_INVALID_ARGUMENT: as pp_get_with.
  */
-PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_get_options *options, void **out);
+PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_request_options *options, void **ptr);
 
 /**
  * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any

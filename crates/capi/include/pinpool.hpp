@@ -100,8 +100,8 @@ private:
     error error_ = error::last();
 };
 
-/** Options of a request; see pp_get_options. */
-struct get_options {
+/** Options of a request; see pp_request_options. */
+struct request_options {
     std::size_t alignment = 1;
     std::optional<std::chrono::milliseconds> timeout = {}; /**< PINPOOL_WAIT if empty; milliseconds::max() waits forever. */
     std::string tag = {};                                  /**< Empty: no tag. */
@@ -142,8 +142,8 @@ struct owned_pool {
     ~owned_pool() { pp_pool_destroy(handle); }
 };
 
-/** The text for a function of pinpool.h, which would ignore what follows a NUL. */
-inline const char *to_c(const std::string &text)
+/** Returns `text.c_str()`, and refuses a NUL in the text, since the C library would ignore what follows it. */
+inline const char *checked_c_str(const std::string &text)
 {
     if (text.find('\0') != std::string::npos)
         throw error(PP_INVALID_ARGUMENT, "a setting, name or tag contains a NUL");
@@ -151,14 +151,14 @@ inline const char *to_c(const std::string &text)
 }
 
 /** The tag of the result is a pointer into `options`. */
-inline pp_get_options to_c(const get_options &options)
+inline pp_request_options to_c_options(const request_options &options)
 {
-    pp_get_options c_options = PP_GET_OPTIONS_INIT;
+    pp_request_options c_options = PP_REQUEST_OPTIONS_INIT;
     c_options.alignment = options.alignment;
     if (options.timeout)
         c_options.timeout_ms = options.timeout->count() < 0 ? 0 : static_cast<std::uint64_t>(options.timeout->count());
     if (!options.tag.empty())
-        c_options.tag = to_c(options.tag);
+        c_options.tag = checked_c_str(options.tag);
     return c_options;
 }
 
@@ -391,9 +391,9 @@ public:
     }
 
     /** As above, with options, but slower. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
-    buffer get(std::size_t bytes, stream_or_host after, const get_options &options) const
+    buffer get(std::size_t bytes, stream_or_host after, const request_options &options) const
     {
-        const pp_get_options c_options = detail::to_c(options);
+        const pp_request_options c_options = detail::to_c_options(options);
         void *data = nullptr;
         detail::check(pp_get_with(native_handle(), bytes, &c_options, &data));
         return buffer(native_handle(), data, bytes, after);
@@ -403,9 +403,9 @@ public:
      * Returns an idle buffer, or std::nullopt if none is idle; see pp_try_get_with, which ignores the timeout. A buffer of 0 bytes
      * is empty, but not std::nullopt.
      */
-    [[nodiscard]] std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const get_options &options = {}) const
+    [[nodiscard]] std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const request_options &options = {}) const
     {
-        const pp_get_options c_options = detail::to_c(options);
+        const pp_request_options c_options = detail::to_c_options(options);
         void *data = nullptr;
         const pp_status status = pp_try_get_with(native_handle(), bytes, &c_options, &data);
         if (status == PP_NONE_IDLE)
@@ -450,7 +450,7 @@ private:
     friend class pool;
     partition(pp_pool *pool, const std::string &name, std::uint64_t max_bytes)
     {
-        detail::check(pp_partition_open(pool, detail::to_c(name), max_bytes, &pool_->handle));
+        detail::check(pp_partition_open(pool, detail::checked_c_str(name), max_bytes, &pool_->handle));
     }
 };
 
@@ -464,7 +464,7 @@ public:
     explicit pool() : pool(std::string()) {}
 
     /** Opens a pool with these settings and those of the environment; see pp_pool_open. */
-    explicit pool(const std::string &config) { detail::check(pp_pool_open(detail::to_c(config), &pool_->handle)); }
+    explicit pool(const std::string &config) { detail::check(pp_pool_open(detail::checked_c_str(config), &pool_->handle)); }
 
     /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
     buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
@@ -480,6 +480,7 @@ public:
         return partition(native_handle(), name, max_bytes);
     }
 
+    /** Pins `bytes` more, in addition to earlier reserves; see pp_reserve. */
     void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(native_handle(), bytes)); }
     void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(native_handle(), to_bytes)); }
     void maintain() const { detail::check(pp_maintain(native_handle())); }
@@ -500,11 +501,11 @@ public:
  */
 class memory_resource : public std::pmr::memory_resource {
 public:
-    memory_resource(const pool &pool, stream_or_host after, get_options options = {})
+    memory_resource(const pool &pool, stream_or_host after, request_options options = {})
         : memory_resource(pool.pool_, after, std::move(options))
     {
     }
-    memory_resource(const partition &partition, stream_or_host after, get_options options = {})
+    memory_resource(const partition &partition, stream_or_host after, request_options options = {})
         : memory_resource(partition.pool_, after, std::move(options))
     {
         if (!options_.tag.empty())
@@ -514,15 +515,15 @@ public:
     memory_resource &operator=(const memory_resource &) = default;
 
 private:
-    memory_resource(std::shared_ptr<detail::owned_pool> pool, stream_or_host after, get_options options)
+    memory_resource(std::shared_ptr<detail::owned_pool> pool, stream_or_host after, request_options options)
         : pool_(std::move(pool)), after_(after), options_(std::move(options))
     {
-        (void)detail::to_c(options_); // Throws now, not in an allocation.
+        (void)detail::to_c_options(options_); // Throws now, not in an allocation.
     }
 
     void *do_allocate(std::size_t bytes, std::size_t alignment) override
     {
-        pp_get_options options = detail::to_c(options_);
+        pp_request_options options = detail::to_c_options(options_);
         options.alignment = std::max(options.alignment, alignment);
         const std::size_t size = bytes == 0 ? 1 : bytes; // An allocation of no bytes has an address too.
         void *data = nullptr;
@@ -548,7 +549,7 @@ private:
 
     std::shared_ptr<detail::owned_pool> pool_;
     stream_or_host after_;
-    get_options options_;
+    request_options options_;
 };
 
 } // namespace PINPOOL_DEFAULT_STREAM

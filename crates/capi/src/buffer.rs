@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::ptr::{self, NonNull};
+use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
 use pinpool::{PinnedBuf, PinnedBy, Pool, Request};
@@ -29,23 +29,23 @@ pub struct CUevent_st {
 #[inline]
 fn get(
     pool: *mut pp_pool,
-    out: *mut *mut c_void,
+    ptr: *mut *mut c_void,
     take: impl FnOnce(&CallGuard) -> Result<Option<PinnedBuf>, Failure>,
 ) -> pp_status {
     guarded(|| {
-        let out = non_null(out, "out")?;
-        store(out, ptr::null_mut());
+        let ptr = non_null(ptr, "ptr")?;
+        store(ptr, null_mut());
         let guard = slots::enter(pool)?;
         match take(&guard)? {
             None => return Ok(pp_status::PP_NONE_IDLE),
             Some(buf) if buf.is_empty() => {}
-            Some(buf) => store(out, guard.buffers().insert(buf).cast()),
+            Some(buf) => store(ptr, guard.buffers().insert(buf).cast()),
         }
         Ok(pp_status::PP_OK)
     })
 }
 
-/// Allocates a buffer of `bytes` bytes and stores its address in `out`. Reuses pinned memory, or pins more. Return the buffer
+/// Allocates a buffer of `bytes` bytes and stores its address in `ptr`. Reuses pinned memory, or pins more. Return the buffer
 /// with pp_put, pp_put_after_stream or pp_put_after_event.
 ///
 /// The address is a multiple of 4096. The content is undefined, or zero with PINPOOL_ZERO. If the limit leaves no room, or the
@@ -62,21 +62,21 @@ fn get(
 /// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, out: *mut *mut c_void) -> pp_status {
-    get(pool, out, |guard| Ok(Some(guard.pool_for_requests()?.get(bytes)?)))
+pub unsafe extern "C" fn pp_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
+    get(pool, ptr, |guard| Ok(Some(guard.pool_for_requests()?.get(bytes)?)))
 }
 
-/// The `timeout_ms` of a pp_get_options that waits up to PINPOOL_WAIT.
+/// The `timeout_ms` of a pp_request_options that waits up to PINPOOL_WAIT.
 pub const PP_WAIT_DEFAULT: u64 = u64::MAX;
 
-/// The `timeout_ms` of a pp_get_options that waits forever.
+/// The `timeout_ms` of a pp_request_options that waits forever.
 pub const PP_WAIT_FOREVER: u64 = u64::MAX - 1;
 
-/// Options of a request. Initialize them with PP_GET_OPTIONS_INIT, and then set members.
+/// Options of a request. Initialize them with PP_REQUEST_OPTIONS_INIT, and then set members.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct pp_get_options {
-    /// sizeof(pp_get_options), by which the library recognizes the version of the header.
+pub struct pp_request_options {
+    /// sizeof(pp_request_options), by which the library recognizes the version of the header.
     pub struct_size: usize,
     /// The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
     pub alignment: usize,
@@ -88,12 +88,12 @@ pub struct pp_get_options {
     pub tag: *const c_char,
 }
 
-/// The sizes of pp_get_options in this version and in all earlier ones, which programs may have been compiled with.
-const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
+/// The sizes of pp_request_options in this version and in all earlier ones, which programs may have been compiled with.
+const KNOWN_SIZES: [usize; 1] = [size_of::<pp_request_options>()];
 
 /// Allocates as pp_get does, with these options:
 ///
-///     pp_get_options options = PP_GET_OPTIONS_INIT;
+///     pp_request_options options = PP_REQUEST_OPTIONS_INIT;
 ///     options.timeout_ms = 500;
 ///     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
 ///
@@ -109,11 +109,11 @@ const KNOWN_SIZES: [usize; 1] = [size_of::<pp_get_options>()];
 pub unsafe extern "C" fn pp_get_with(
     pool: *mut pp_pool,
     bytes: usize,
-    options: *const pp_get_options,
-    out: *mut *mut c_void,
+    options: *const pp_request_options,
+    ptr: *mut *mut c_void,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    get(pool, out, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.get_with(req).map(Some)) })
+    get(pool, ptr, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.get_with(req).map(Some)) })
 }
 
 /// Returns the result of `take` for a request with these options, and for a pool that adds their tag.
@@ -124,18 +124,18 @@ pub unsafe extern "C" fn pp_get_with(
 unsafe fn with_options(
     guard: &CallGuard,
     bytes: usize,
-    options: *const pp_get_options,
+    options: *const pp_request_options,
     take: impl FnOnce(&Pool, Request) -> pinpool::Result<Option<PinnedBuf>>,
 ) -> Result<Option<PinnedBuf>, Failure> {
     let options = non_null(options.cast_mut(), "options")?;
     // SAFETY: capi-P1: the size comes first in every version.
     let struct_size = unsafe { options.cast::<usize>().read() };
     if !KNOWN_SIZES.contains(&struct_size) {
-        let remedy = "initialize with PP_GET_OPTIONS_INIT, or update libpinpool";
+        let remedy = "initialize with PP_REQUEST_OPTIONS_INIT, or update libpinpool";
         return Err(Failure::argument(format!("struct_size={struct_size}, not one of {KNOWN_SIZES:?}: {remedy}")));
     }
     // SAFETY: capi-P1.
-    let pp_get_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
+    let pp_request_options { alignment, timeout_ms, tag, .. } = unsafe { options.read() };
     let mut request = Request::new(bytes).align(alignment);
     if timeout_ms != PP_WAIT_DEFAULT {
         request = request.timeout(Duration::from_millis(timeout_ms));
@@ -159,8 +159,8 @@ unsafe fn with_options(
 /// Each pointer is null, or valid as its type and the header say (capi-P1).
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, out: *mut *mut c_void) -> pp_status {
-    get(pool, out, |guard| Ok(guard.pool_for_requests()?.try_get(bytes)?))
+pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, ptr: *mut *mut c_void) -> pp_status {
+    get(pool, ptr, |guard| Ok(guard.pool_for_requests()?.try_get(bytes)?))
 }
 
 /// Allocates as pp_try_get does, with the alignment and the tag of these options. Ignores their timeout.
@@ -176,11 +176,11 @@ pub unsafe extern "C" fn pp_try_get(pool: *mut pp_pool, bytes: usize, out: *mut 
 pub unsafe extern "C" fn pp_try_get_with(
     pool: *mut pp_pool,
     bytes: usize,
-    options: *const pp_get_options,
-    out: *mut *mut c_void,
+    options: *const pp_request_options,
+    ptr: *mut *mut c_void,
 ) -> pp_status {
     // SAFETY: the caller's promise.
-    get(pool, out, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.try_get(req)) })
+    get(pool, ptr, |guard| unsafe { with_options(guard, bytes, options, |pool, req| pool.try_get(req)) })
 }
 
 /// Returns adopted memory to its owner, with the `ptr` and `user_data` of pp_adopt.
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_return_that_panics_is_not_reused() {
-        let (mut pool, mut held, mut next) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let (mut pool, mut held, mut next) = (null_mut(), null_mut(), null_mut());
         // SAFETY: a C string and places for results, here and below.
         let opened = unsafe { pp_pool_open(c"backend=heap".as_ptr(), &raw mut pool) };
         // SAFETY: as above.

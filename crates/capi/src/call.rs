@@ -26,11 +26,7 @@ impl Failure {
 
 impl From<pinpool::Error> for Failure {
     fn from(error: pinpool::Error) -> Self {
-        match status::status_of(&error) {
-            // The library's text names `Pool::close`, which C does not have.
-            status @ pp_status::PP_CLOSED => Self::new(status, "the pool or partition was closed (pp_pool_close)"),
-            status => Self::new(status, error.report()),
-        }
+        Self::new(status::status_of(&error), error.report())
     }
 }
 

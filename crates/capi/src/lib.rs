@@ -42,8 +42,8 @@ mod status;
 mod version;
 
 pub use buffer::{
-    CUevent_st, CUstream_st, PP_WAIT_DEFAULT, PP_WAIT_FOREVER, pp_adopt, pp_get, pp_get_options, pp_get_with,
-    pp_is_pinned, pp_put, pp_put_after_event, pp_put_after_stream, pp_record_event, pp_record_stream, pp_release_fn,
+    CUevent_st, CUstream_st, PP_WAIT_DEFAULT, PP_WAIT_FOREVER, pp_adopt, pp_get, pp_get_with, pp_is_pinned, pp_put,
+    pp_put_after_event, pp_put_after_stream, pp_record_event, pp_record_stream, pp_release_fn, pp_request_options,
     pp_try_get, pp_try_get_with,
 };
 pub use call::pp_last_error;

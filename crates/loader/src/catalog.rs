@@ -54,15 +54,15 @@ impl fmt::Display for DataOrigin {
     }
 }
 
-/// A plain file, a container or a synthetic file.
+/// A plain file, an archive or a synthetic file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DataFile {
     /// The origin of the bytes.
     pub origin: DataOrigin,
-    /// Number of samples in it: 1 for a plain file, any number for a container.
+    /// Number of samples in it: 1 for a plain file, any number for an archive.
     pub samples: u64,
-    /// `true` if it was opened as a container.
+    /// `true` if it was opened as an archive.
     pub is_archive: bool,
     /// The compression, if it was opened as a compressed file. Such a file can only be read in order.
     pub compression: Option<Compression>,
@@ -74,7 +74,7 @@ pub struct DataFile {
 pub struct Sample {
     /// Index of its file in [`Catalog::files`].
     pub file: usize,
-    /// Name inside a container.
+    /// Name inside an archive.
     pub member: Option<Box<str>>,
     /// Ranges of the bytes, in order.
     pub ranges: Box<[FileRange]>,
@@ -97,9 +97,9 @@ impl Sample {
     }
 }
 
-/// A sample as a container lists it.
+/// A sample as an archive lists it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ContainerMember {
+pub(super) struct ArchiveMember {
     pub(super) name: String,
     pub(super) ranges: Vec<FileRange>,
     /// A name for each range, or empty if the ranges have no names.
@@ -109,8 +109,8 @@ pub(super) struct ContainerMember {
 /// The content of a file.
 #[derive(Debug, Default)]
 pub(super) struct FileContent {
-    /// The samples of a container, in the order in which they lie in the file, or in its data if it is compressed.
-    pub(super) members: Option<Vec<ContainerMember>>,
+    /// The samples of an archive, in the order in which they lie in the file, or in its data if it is compressed.
+    pub(super) members: Option<Vec<ArchiveMember>>,
     /// Length of the file or of its data, if it is one sample.
     pub(super) len_bytes: u64,
     pub(super) compression: Option<Compression>,
@@ -133,7 +133,7 @@ pub(super) struct CatalogLists {
 }
 
 impl Catalog {
-    /// Returns the files and containers, in the order in which they were listed.
+    /// Returns the files and archives, in the order in which they were listed.
     pub fn files(&self) -> &[DataFile] {
         &self.lists.files
     }
@@ -143,7 +143,7 @@ impl Catalog {
         &self.lists.samples
     }
 
-    /// Returns the paths and containers that could not be listed.
+    /// Returns the paths and archives that could not be listed.
     pub fn failures(&self) -> &[Failure] {
         &self.lists.failures
     }
@@ -163,7 +163,7 @@ impl Catalog {
         self.samples().iter().fold(0, |sum, sample| sum.saturating_add(sample.len_bytes))
     }
 
-    /// Returns the name of a sample in failures: its path, `path!member` in a container, or `sample N` if there is no such sample.
+    /// Returns the name of a sample in failures: its path, `path!member` in an archive, or `sample N` if there is no such sample.
     pub fn name(&self, sample: usize) -> String {
         let Some(sample) = self.samples().get(sample) else { return format!("sample {sample}") };
         let origin = &self.files()[sample.file].origin;
@@ -175,7 +175,7 @@ impl Catalog {
         Failure { files: vec![self.samples()[sample].file], ..Failure::new(self.name(sample), cause) }
     }
 
-    /// Returns the label of a sample: the name of the directory of a plain file, or the member's name in a container. The
+    /// Returns the label of a sample: the name of the directory of a plain file, or the member's name in an archive. The
     /// label is empty for synthetic data and for a file without a directory.
     pub fn label(&self, sample: usize) -> Cow<'_, str> {
         let Some(sample) = self.samples().get(sample) else { return Cow::Borrowed("") };
@@ -194,14 +194,14 @@ impl CatalogLists {
         Catalog { lists: Arc::new(self) }
     }
 
-    /// Adds a file: a container of `members`, or one sample of `len_bytes` bytes.
+    /// Adds a file: an archive of `members`, or one sample of `len_bytes` bytes.
     pub(super) fn push(&mut self, origin: DataOrigin, content: FileContent) {
         let FileContent { members, len_bytes, compression } = content;
         let is_archive = members.is_some();
         let samples = members.as_ref().map_or(1, Vec::len) as u64;
         match members {
             None => self.push_sample(None, vec![FileRange { offset: 0, len_bytes }], Vec::new()),
-            Some(members) => members.into_iter().for_each(|ContainerMember { name, ranges, fields }| {
+            Some(members) => members.into_iter().for_each(|ArchiveMember { name, ranges, fields }| {
                 self.push_sample(Some(name.into_boxed_str()), ranges, fields);
             }),
         }

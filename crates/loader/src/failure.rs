@@ -7,7 +7,7 @@ use std::{fmt, io};
 #[error("{name}: {cause}")]
 #[non_exhaustive]
 pub struct Failure {
-    /// A path, `container!member`, or a batch with its first sample.
+    /// A path, `archive!member`, or a batch with its first sample.
     pub name: String,
     /// The cause.
     pub cause: FailureCause,

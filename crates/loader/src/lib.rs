@@ -1,12 +1,11 @@
-//! The reference loader: reads files into batches in pinned memory and copies them to a device. Of `pinpool` it uses only the
-//! public API; helpers for threads, forks and panics come from the internal crate `pinpool-os`.
+//! The reference loader: reads files into batches in pinned memory and copies them to a device.
 //!
 //! [`Loader::batches`] iterates over batches in host memory; [`Loader::run`] copies them to a [`Destination`]. The loader never
 //! pins memory or prints, and copies bytes on the host only with [`LoadOptions::decode`]. The feature `cuda` (default) adds
 //! `CudaDestination`, and `decode` adds `ImageDecoder`.
 //!
 //! ```text
-//!                       Catalog            files, containers and their samples
+//!                       Catalog            files, archives and their samples
 //!                          |
 //!                      batch_plan          the samples of each batch, in order
 //!                          |
@@ -79,10 +78,10 @@
 //! - **loader-I2**: a sample that cannot be loaded is skipped. [`Loader::run`] reports the first failure of each file to the
 //!   [`Observer`]. A [`BatchReader`] returns each failure with its batch, in [`LoadedBatch::failures`].
 
+mod archive;
 mod batch_plan;
 mod catalog;
 mod compressed;
-mod container;
 #[cfg(feature = "cuda")]
 mod cuda_destination;
 mod decode;

@@ -1,6 +1,6 @@
-//! Makes a catalog from paths: the regular files under the paths, in a deterministic order, and the samples of containers.
+//! Makes a catalog from paths: the regular files under the paths, in a deterministic order, and the samples of archives.
 //!
-//! Reads only the headers of uncompressed containers. Compressed files are decompressed once.
+//! Reads only the headers of uncompressed archives. Compressed files are decompressed once.
 //!
 //! | found | result |
 //! | --- | --- |
@@ -25,9 +25,9 @@ use std::thread;
 
 use walkdir::WalkDir;
 
+use crate::archive;
 use crate::catalog::{Catalog, CatalogLists, DataOrigin, FileContent};
 use crate::compressed::Compression;
-use crate::container;
 use crate::failure::{Failure, FailureCause};
 use crate::stop::StopFlag;
 
@@ -35,7 +35,7 @@ use crate::stop::StopFlag;
 struct FoundFile {
     path: PathBuf,
     len_bytes: u64,
-    /// Whether the file is opened if it is a container or compressed: the caller named it, or a directory of containers.
+    /// Whether the file is opened if it is an archive or compressed: the caller named it, or a directory of archives.
     is_opened: bool,
 }
 
@@ -43,7 +43,7 @@ struct FoundFile {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ListOptions {
-    /// Open all containers and compressed files. Default: `false`.
+    /// Open all archives and compressed files. Default: `false`.
     pub open_archives: bool,
     /// End the list early when this flag is raised.
     pub stop: StopFlag,
@@ -52,8 +52,8 @@ pub struct ListOptions {
 impl Catalog {
     /// Lists the regular files under `paths`, each a file or a directory, in the order of `paths` and by name within each.
     ///
-    /// A `.tar` or `.safetensors` file is opened as a container, and its samples are listed separately, if `paths` names the
-    /// file or a directory that contains only containers, or with [`ListOptions::open_archives`]; otherwise it is one plain
+    /// A `.tar` or `.safetensors` file is opened as an archive, and its samples are listed separately, if `paths` names the
+    /// file or a directory that contains only archives, or with [`ListOptions::open_archives`]; otherwise it is one plain
     /// sample. The same applies to compressed files: the samples of a `.tar.gz`, `.tgz`, `.tar.zst` or `.tzst` file are listed,
     /// and the decompressed data of any other `.gz` or `.zst` file is one sample. These files are decompressed once, on several
     /// threads. Files that cannot be listed are in [`Catalog::failures`].
@@ -61,12 +61,12 @@ impl Catalog {
         ListOptions::default().from_paths(paths)
     }
 
-    /// Returns the containers and compressed files that were listed as plain files.
+    /// Returns the archives and compressed files that were listed as plain files.
     pub fn unopened_files(&self) -> impl Iterator<Item = &Path> {
         self.files().iter().filter_map(|file| {
             let DataOrigin::File(path) = &file.origin else { return None };
             let is_plain = !file.is_archive && file.compression.is_none();
-            (is_plain && (container::is_archive(path) || Compression::of(path).is_some())).then_some(&**path)
+            (is_plain && (archive::is_archive(path) || Compression::of(path).is_some())).then_some(&**path)
         })
     }
 }
@@ -95,7 +95,7 @@ impl ListOptions {
 
 type Opened = Result<FileContent, FailureCause>;
 
-/// Opens the containers, on one thread for each core. The result of a plain file stays unset.
+/// Opens the archives, on one thread for each core. The result of a plain file stays unset.
 fn open_all(found: &[FoundFile], open_archives: bool, stop: &StopFlag) -> Vec<OnceLock<Opened>> {
     let opened: Vec<_> = found.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
@@ -106,7 +106,7 @@ fn open_all(found: &[FoundFile], open_archives: bool, stop: &StopFlag) -> Vec<On
             && !stop.is_raised()
         {
             if (file.is_opened || open_archives)
-                && let Some(result) = container::open(&file.path, stop)
+                && let Some(result) = archive::open(&file.path, stop)
             {
                 let _ = opened[at].set(result);
             }
@@ -169,8 +169,8 @@ impl CatalogLists {
         }
         self.skipped_links.append(&mut entered_again);
         let found = &mut found[first..];
-        let is_of_containers = found.iter().all(|file| container::is_archive(&file.path));
-        found.iter_mut().for_each(|file| file.is_opened = is_of_containers);
+        let is_of_archives = found.iter().all(|file| archive::is_archive(&file.path));
+        found.iter_mut().for_each(|file| file.is_opened = is_of_archives);
     }
 
     fn walk_failed(&mut self, root: &Path, error: walkdir::Error) {

@@ -35,9 +35,9 @@ pub struct ArrivedBatch {
 pub struct LoadSummary {
     /// Epochs completed.
     pub epochs: u64,
-    /// Files with all samples delivered, each counted once over all epochs; a container is one file.
+    /// Files with all samples delivered, each counted once over all epochs; an archive is one file.
     pub files: u64,
-    /// Samples that arrived completely: one for a plain file, any number for a container; counted again in each epoch.
+    /// Samples that arrived completely: one for a plain file, any number for an archive; counted again in each epoch.
     pub samples: u64,
     /// Files and paths with skipped samples, each counted once.
     pub failed_files: u64,

@@ -11,9 +11,8 @@
 use std::ops::Range;
 
 use pinpool::PinnedBy;
-use pinpool::source::{Region, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, BuiltInSource, GRANULE_BYTES, HeapSource};
-use pinpool::unstable::backend::{RemapError, Subrange, VirtualMemory};
+use pinpool::source::{HeapSource, Region, Source, SourceError};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, GRANULE_BYTES, RemapError, Subrange, VirtualMemory};
 use pinpool_os::sync::unmodeled::Mutex;
 use serde::Serialize;
 

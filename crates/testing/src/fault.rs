@@ -15,7 +15,7 @@ use pinpool_os::sync::unmodeled::{Condvar, Mutex, MutexGuard};
 ///
 /// ```
 /// use std::sync::Arc;
-/// use pinpool::{Backend, unstable::backend::HeapSource};
+/// use pinpool::{Backend, source::HeapSource};
 /// use pinpool_testing::{FaultSource, SourceCall};
 ///
 /// let faulty = Arc::new(FaultSource::around(Arc::new(HeapSource::new())));

@@ -23,7 +23,7 @@ pub fn check_source(source: &dyn Source) {
     ids_are_unique(source);
     held_bytes_cover_the_request_and_never_fall(source);
     concurrent_threads_get_disjoint_regions(source);
-    fast_regions_keep_the_contract_and_report_progress(source);
+    bulk_regions_keep_the_contract_and_report_progress(source);
     if let Some(memory) = source.virtual_memory() {
         check_virtual_memory(memory);
     }
@@ -96,7 +96,7 @@ fn concurrent_threads_get_disjoint_regions(source: &dyn Source) {
     });
 }
 
-fn fast_regions_keep_the_contract_and_report_progress(source: &dyn Source) {
+fn bulk_regions_keep_the_contract_and_report_progress(source: &dyn Source) {
     const LEN: usize = if cfg!(miri) { 5 * PAGE_BYTES + 1 } else { (1 << 20) + 1 };
     for threads in [1, 4] {
         let reported = std::cell::RefCell::new(Vec::new());

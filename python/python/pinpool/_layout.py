@@ -76,8 +76,10 @@ class BatchLayout:
         """Returns the result of torch's `default_collate`, with positions instead of the tensors that it would stack."""
         import torch
 
-        # Private names of torch, tested with 2.11 and 2.15.
-        from torch.utils.data._utils.collate import collate, default_collate_fn_map
+        try:  # Private names, tested with torch 2.11 and 2.15.
+            from torch.utils.data._utils.collate import collate, default_collate_fn_map
+        except ImportError:  # The same batch, copied once more.
+            return torch.utils.data.default_collate(samples)
 
         collate_tensors = default_collate_fn_map[torch.Tensor]
 

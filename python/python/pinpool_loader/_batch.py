@@ -175,17 +175,19 @@ class Batch:
         return {names: self._array(names) for names in self._field_offsets}
 
     def _pinpool_arrays(self) -> dict[tuple[str, ...], _Array]:
-        """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are ints."""
+        """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are numbers."""
         names = {name for fields in self._info.catalog.fields(self.sample_indices) for name, *_ in fields}
         undecoded = sorted(names - {self._info.label_field})
         if undecoded or not self._is_decoded:
             subject = f"the field {undecoded[0]!r} of this Batch is not" if self._is_decoded else "no field of this Batch is"
             raise TypeError(f"{subject} decoded: pass arrays, such as batch.field('jpg'), or convert the fields in map=")
         values = self._decoded()
-        if self._labels is not None and all(isinstance(label, (int, np.integer)) for label in self._labels):
+        if self._labels is not None and all(isinstance(label, (int, float, np.integer, np.floating)) for label in self._labels):
             if any(field_names[0] == "labels" for field_names in values):
                 raise ValueError("the decoded field 'labels' of this Batch is named like its labels: pass arrays, such as batch.field('labels')")
-            values[("labels",)] = np.array(self._labels, np.int64)
+            # The types of torch's `default_collate`.
+            are_ints = all(isinstance(label, (int, np.integer)) for label in self._labels)
+            values[("labels",)] = np.array(self._labels, np.int64 if are_ints else np.float64)
         return values
 
     def _fields_of(self, index: int, fields: list[_Field], arrays: dict[tuple[str, ...], _Array]) -> dict[str, Any]:

@@ -59,9 +59,9 @@ _HINTS = {
 
 
 def _default_num_threads() -> int:
-    """Returns this rank's share of the cores, or 0 (the default) for a single rank, or if the process may not use all cores."""
-    ranks, cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0))
-    return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and cores == os.cpu_count() else 0
+    """Returns this rank's share of the cores and of the CPU quota, or 0 (the default) for a single rank, or if the rank has cores of its own."""
+    ranks, has_all_cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0)) == os.cpu_count()
+    return max(_pinpool._default_threads() // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and has_all_cores else 0
 
 
 def _default_world_size() -> int:
@@ -115,8 +115,8 @@ class Loader(Generic[T]):
         batch_size: maximum number of samples per batch.
         batch_bytes: maximum number of bytes per batch, or text such as "16MiB" (the default if `batch_size` is not given either).
             A longer sample comes in parts.
-        num_threads: number of threads that read and decode (default: one per core; if the process may use all cores, divided by
-            `LOCAL_WORLD_SIZE`).
+        num_threads: number of threads that read and decode (default: one per core, within the cgroup's CPU quota; if the process may
+            use all cores, divided by `LOCAL_WORLD_SIZE`).
         prefetch: batches read ahead (default: two per thread, so 128 with 64 threads). The loader holds up to this many batches, and `map`
             up to `num_map_threads + 1` more.
         shuffle: whether each epoch has a new random order of all samples, determined by `seed`. Archives are then read at random

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Backend, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitName, StatsSocket};
+use super::{Backend, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitChoice, StatsSocket};
 
 mod quantities;
 
@@ -118,7 +118,7 @@ impl fmt::Display for Limit {
     }
 }
 
-impl FromStr for SharedLimitName {
+impl FromStr for SharedLimitChoice {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
@@ -133,7 +133,7 @@ impl FromStr for SharedLimitName {
     }
 }
 
-impl fmt::Display for SharedLimitName {
+impl fmt::Display for SharedLimitChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::None => "none",

@@ -125,7 +125,7 @@ pub(crate) struct PoolCore {
     backoff: SourceBackoff,
     counters: Counters,
     /// The partitions of this pool. Some may have ended.
-    known_partitions: Mutex<Vec<Weak<PartitionCore>>>,
+    partitions: Mutex<Vec<Weak<PartitionCore>>>,
     /// Number of partitions in which requests wait.
     waiting_partitions: AtomicU64,
     holders: Holders,
@@ -171,7 +171,7 @@ impl PoolCore {
             shortage: Shortage::default(),
             backoff: SourceBackoff::default(),
             counters: Counters::default(),
-            known_partitions: Mutex::default(),
+            partitions: Mutex::default(),
             waiting_partitions: AtomicU64::new(0),
             holders: Holders::default(),
             diagnosis: DiagnosisState::default(),

@@ -64,7 +64,7 @@ pub(crate) struct PartitionCore {
 
 impl PoolCore {
     /// Creates a partition of this pool.
-    pub(crate) fn partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
+    pub(crate) fn open_partition(self: &Arc<Self>, name: &str, max_bytes: Option<u64>) -> Arc<PartitionCore> {
         self.log.partition(name, max_bytes, self.memory.budget.max_bytes());
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
@@ -80,17 +80,17 @@ impl PoolCore {
             peak_bytes: AtomicU64::new(0),
             core: self.clone(),
         });
-        let mut known = self.known_partitions.lock();
+        let mut known = self.partitions.lock();
         known.retain(|other| other.strong_count() > 0);
         known.push(Arc::downgrade(&partition));
         drop(known);
         partition
     }
 
-    /// Returns the existing partitions, oldest first.
-    pub(crate) fn existing_partitions(&self) -> Vec<Arc<PartitionCore>> {
+    /// Returns the live partitions, oldest first.
+    pub(crate) fn live_partitions(&self) -> Vec<Arc<PartitionCore>> {
         // In a forked child, the lock may be held by a thread that does not exist there.
-        let known = if self.is_forked() { Vec::new() } else { self.known_partitions.lock().clone() };
+        let known = if self.is_forked() { Vec::new() } else { self.partitions.lock().clone() };
         known.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -98,7 +98,7 @@ impl PoolCore {
     pub(super) fn wake_partitions(&self) {
         // SeqCst: after the fence of `announce_copy`.
         if self.waiting_partitions.load(Ordering::SeqCst) > 0 {
-            self.existing_partitions().iter().for_each(|partition| partition.waiters.wake_head());
+            self.live_partitions().iter().for_each(|partition| partition.waiters.wake_head());
         }
     }
 }

@@ -356,7 +356,7 @@ impl PoolCore {
         let _earlier = self.end_reason.set(SourceError::new("the request", "the pool is closed"));
         // Before the releases, which may wait for the device.
         self.waiters.wake_all();
-        self.existing_partitions().iter().for_each(|partition| partition.close());
+        self.live_partitions().iter().for_each(|partition| partition.close());
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.evict_all(self.idle.stop_keeping(), EvictionReason::Other);
         self.trim(0);

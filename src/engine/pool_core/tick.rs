@@ -175,7 +175,7 @@ impl PoolCore {
             self.in_flight.discount_pause(stopped_us, now_us);
             let stopped = Duration::from_micros(stopped_us);
             self.waiters.discount_pause(stopped);
-            self.existing_partitions().iter().for_each(|partition| partition.waiters.discount_pause(stopped));
+            self.live_partitions().iter().for_each(|partition| partition.waiters.discount_pause(stopped));
         }
     }
 

@@ -88,8 +88,8 @@ fn a_blocking_fence_delays_only_its_own_stream() {
     let pool = builder().max_bytes(2 << 20).wait(Duration::from_millis(20)).build().unwrap();
     let (fence, entered, open) = blocking();
     pool.get(MIB).unwrap().release_after(&fence).unwrap();
-    let polling = pool.clone();
-    let blocked = thread::spawn(move || polling.maintain());
+    let maintained = pool.clone();
+    let blocked = thread::spawn(move || maintained.maintain());
     entered.recv().unwrap();
     in_time(move || {
         let stats = pool.stats();

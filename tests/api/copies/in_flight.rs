@@ -30,7 +30,7 @@ fn a_buffer_in_flight_is_not_reused_until_its_copy_completes() {
 }
 
 #[test]
-fn a_copy_that_was_waited_for_is_in_flight_no_more() {
+fn an_awaited_copy_is_no_longer_in_flight() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(100));
     let waits: [fn(&Completion); 2] =
@@ -131,7 +131,7 @@ fn a_buffer_dropped_after_borrowing_copies_on_two_streams_waits_for_both() {
 }
 
 #[test]
-fn a_refused_copy_gives_its_buffer_back() {
+fn a_refused_copy_returns_its_buffer() {
     let pool = two_buffers(&faulty_heap()).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(10));
     let error = filled(&pool, 11, 5).copy_to(&stream, &mut device).unwrap_err();

@@ -55,7 +55,7 @@ fn a_listener_panic_in_a_cancelled_request_does_not_block_the_queue() {
     drop(leaving);
     assert_eq!((valid_stats(&pool).memory.evictions.over_limit, checks.load(Ordering::SeqCst)), (1000, 1));
     drop(large);
-    drop(pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO)).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(3 * MIB).timeout(Duration::ZERO)).expect("no request waits any more"));
     assert_eq!(valid_stats(&pool).memory.in_use, 0);
 }
 
@@ -81,7 +81,7 @@ fn a_log_sink_that_panics_in_a_waiting_request_does_not_block_the_queue() {
         drop((gate, copy, other));
         assert_eq!(waiting.join().unwrap(), 1, "the waiting request logged the message");
     });
-    drop(pool.get_with(Request::new(512 << 10).timeout(Duration::ZERO)).expect("nobody waits any more"));
+    drop(pool.get_with(Request::new(512 << 10).timeout(Duration::ZERO)).expect("no request waits any more"));
     assert_eq!(valid_stats(&pool).memory.quarantined, 1);
 }
 

@@ -4,8 +4,8 @@
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use pinpool::source::{Retry, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, BuiltInSource, HeapSource, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
+use pinpool::source::{HeapSource, Retry, Source, SourceError};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, RANGE_ALIGN_BYTES, Subrange, VirtualMemory};
 use pinpool::{Backend, Pool, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::check_source;

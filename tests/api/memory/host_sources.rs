@@ -8,8 +8,8 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use pinpool::source::{PAGE_BYTES, Source, SourceError};
-use pinpool::unstable::backend::{AddressRange, BuiltInSource, HeapSource, VirtualMemory};
+use pinpool::source::{HeapSource, PAGE_BYTES, Source, SourceError};
+use pinpool::unstable::backend::{AddressRange, BuiltInSource, VirtualMemory};
 use pinpool::{Backend, OnFull, PinnedBuf, PinnedBy, Pool};
 use pinpool_os::format::Size;
 

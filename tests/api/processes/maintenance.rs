@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinpool::source::HeapSource;
 use pinpool::source::Source;
-use pinpool::unstable::backend::HeapSource;
 use pinpool::{Backend, Limit, Pool, PoolBuilder, Preset};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SinkMemory, SinkStream, SourceCall};

@@ -62,15 +62,15 @@ fn severe_pressure_releases_only_memory_idle_at_its_start() {
                 }
             });
         }
-        let polling = scope.spawn(|| {
+        let maintaining = scope.spawn(|| {
             for _ in 0..5 {
                 clock.advance_us(2_000_000);
                 pool.maintain();
             }
         });
-        let ended = ends(&polling);
+        let ended = ends(&maintaining);
         stop.store(true, Ordering::Relaxed);
-        assert!(ended, "the poll runs as long as others put buffers back");
+        assert!(ended, "`maintain` runs as long as other threads return buffers");
     });
     valid_stats(&pool);
 }

@@ -283,7 +283,7 @@ fn full_pool() -> (Pool, Vec<PinnedBuf>) {
 }
 
 #[test]
-fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
+fn a_hit_takes_the_fast_path_unless_a_request_waits() {
     let (pool, held) = full_pool();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| drop(pool.get(MUCH).unwrap()));
@@ -296,7 +296,7 @@ fn a_hit_takes_the_fast_path_but_while_a_request_waits() {
 }
 
 #[test]
-fn a_buffer_that_is_hit_again_and_again_does_not_grow_old() {
+fn repeated_hits_keep_a_buffer_young() {
     let (pool, clock) = with_manual_clock(builder(Preset::Adaptive).maintenance_thread(false));
     drop((pool.get(LEN).unwrap(), pool.get(LEN).unwrap()));
     // One of the two buffers is hit for an hour, during which nothing reads the clock.

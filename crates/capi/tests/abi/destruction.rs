@@ -79,7 +79,7 @@ fn a_destruction_does_not_wait_for_waiting_requests() {
     let held = get(pool, 4 << 20).unwrap();
     thread::scope(|scope| {
         let waiting =
-            scope.spawn(|| get_with(pool, 4 << 20, pp_get_options { timeout_ms: PP_WAIT_FOREVER, ..OPTIONS }));
+            scope.spawn(|| get_with(pool, 4 << 20, pp_request_options { timeout_ms: PP_WAIT_FOREVER, ..OPTIONS }));
         while stats(pool)["requests"]["waiting"].as_u64() == Some(0) {
             thread::yield_now();
         }

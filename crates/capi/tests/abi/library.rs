@@ -45,7 +45,7 @@ fn the_headers_warn_only_about_ignored_results() {
         ("cc", "c", "-std=c99", ignored),
         ("c++", "cpp", "-std=c++11", "#include <pinpool.h>\npp_status s = PP_OK; const char *v = pp_version();\n"),
         ("c++", "cpp", "-std=c++17", "#include <pinpool.hpp>\npinpool::buffer b;\n"),
-        ("c++", "cpp", "-std=c++20", "#include <pinpool.hpp>\npinpool::get_options o{.tag = \"decode\"};\n"),
+        ("c++", "cpp", "-std=c++20", "#include <pinpool.hpp>\npinpool::request_options o{.tag = \"decode\"};\n"),
     ];
     for (number, (name, ending, standard, source)) in (0..).zip(sources).filter(|(_, source)| is_installed(source.0)) {
         let path = folder.path().join(format!("{number}.{ending}"));

@@ -44,7 +44,7 @@ fn try_get_returns_only_idle_buffers() {
 fn a_request_at_the_limit_times_out_and_reports_usage() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
-    let waits = |timeout_ms| get_with(pool, 4 << 20, pp_get_options { timeout_ms, ..OPTIONS });
+    let waits = |timeout_ms| get_with(pool, 4 << 20, pp_request_options { timeout_ms, ..OPTIONS });
     for timeout_ms in [0, 1] {
         let (code, text) = waits(timeout_ms).unwrap_err();
         assert_eq!(code, pp_status::PP_OVER_LIMIT);
@@ -122,7 +122,7 @@ fn a_partition_has_its_own_limit_and_keeps_its_pool_alive() {
     let held = get(partition, 1 << 20).unwrap();
     assert_eq!(get(partition, 6 << 20).unwrap_err().0, pp_status::PP_OVER_LIMIT);
     assert_eq!(stats(partition)["name"], "train/eval");
-    let tagged = get_with(partition, 4096, pp_get_options { tag: c"own".as_ptr(), ..OPTIONS }).map(drop);
+    let tagged = get_with(partition, 4096, pp_request_options { tag: c"own".as_ptr(), ..OPTIONS }).map(drop);
     for refusal in [tagged, outcome(pp_trim(partition.0, 0), ())] {
         let (status, text) = refusal.unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains("train/eval"), "{text}");
@@ -149,22 +149,22 @@ fn a_partition_has_its_own_limit_and_keeps_its_pool_alive() {
 fn options_set_the_alignment_the_timeout_and_the_tag() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     for alignment in [1, 4096, 1 << 16, 1 << 21] {
-        let found = get_with(pool, 5000, pp_get_options { alignment, ..OPTIONS }).unwrap();
+        let found = get_with(pool, 5000, pp_request_options { alignment, ..OPTIONS }).unwrap();
         assert_eq!(found.0.addr() % alignment, 0);
         put(pool, found).unwrap();
     }
-    let options = pp_get_options { alignment: 1 << 16, timeout_ms: 0, tag: c"decode".as_ptr(), ..OPTIONS };
+    let options = pp_request_options { alignment: 1 << 16, timeout_ms: 0, tag: c"decode".as_ptr(), ..OPTIONS };
     let held = get_with(pool, 3 << 20, options).unwrap();
     assert_eq!(held.0.addr() % (1 << 16), 0);
     let (status, text) = get_with(pool, 3 << 20, options).unwrap_err();
     assert!(status == pp_status::PP_OVER_LIMIT && text.contains("decode"), "{text}");
     put(pool, held).unwrap();
     for (options, words) in [
-        (pp_get_options { alignment: 0, ..OPTIONS }, "aligned to 0"),
-        (pp_get_options { alignment: 3, ..OPTIONS }, "aligned to 3"),
-        (pp_get_options { alignment: 1 << 31, ..OPTIONS }, "aligned to 2147483648"),
-        (pp_get_options { tag: c"\xff".as_ptr(), ..OPTIONS }, "`tag` is not UTF-8"),
-        (pp_get_options { struct_size: 24, ..OPTIONS }, "struct_size=24, not one of [32]: "),
+        (pp_request_options { alignment: 0, ..OPTIONS }, "aligned to 0"),
+        (pp_request_options { alignment: 3, ..OPTIONS }, "aligned to 3"),
+        (pp_request_options { alignment: 1 << 31, ..OPTIONS }, "aligned to 2147483648"),
+        (pp_request_options { tag: c"\xff".as_ptr(), ..OPTIONS }, "`tag` is not UTF-8"),
+        (pp_request_options { struct_size: 24, ..OPTIONS }, "struct_size=24, not one of [32]: "),
     ] {
         let (status, text) = get_with(pool, 4096, options).unwrap_err();
         assert!(status == pp_status::PP_INVALID_ARGUMENT && text.contains(words), "{text}");

@@ -130,7 +130,7 @@ static void check_reserve()
 static void check_resource_options()
 {
     pinpool::pool pool("backend=heap; max_bytes=8MiB; on_full=error; wait=none");
-    pinpool::get_options options;
+    pinpool::request_options options;
     options.alignment = 1 << 16;
     options.timeout = std::chrono::milliseconds(0);
     options.tag = "vectors";
@@ -158,7 +158,7 @@ static void check_nul()
     using namespace std::string_literals;
     const auto opens = [] { pinpool::pool("backend=heap\0; max_bytes=1MiB"s); };
     pinpool::pool pool("backend=heap");
-    pinpool::get_options options;
+    pinpool::request_options options;
     options.tag = "a\0b"s;
     const auto names = [&] { (void)pool.open_partition("a\0b"s, 1 << 20); };
     const auto gets = [&] { (void)pool.get(4096, pinpool::host_only, options); };
@@ -293,7 +293,7 @@ int main()
         // A failed pinpool.h function also counts as the last failed call.
         check(pp_trim(nullptr, 0) == PP_INVALID_ARGUMENT, "a NULL pool");
         check(fails_with(PP_INVALID_ARGUMENT, "`pool` is NULL", [] { throw pinpool::error::last(); }), "the last failed call");
-        pinpool::get_options options;
+        pinpool::request_options options;
         options.alignment = 1 << 16;
         options.timeout = std::chrono::milliseconds(-1);
         options.tag = "decode";

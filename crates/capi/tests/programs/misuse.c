@@ -58,16 +58,16 @@ static void adopt(pp_pool *pool)
 /* Names each argument that is NULL, and does nothing. */
 static void null_arguments(pp_pool *pool)
 {
-    const pp_get_options options = PP_GET_OPTIONS_INIT;
+    const pp_request_options options = PP_REQUEST_OPTIONS_INIT;
     void *ptr = NULL;
     char *json = NULL;
     int is_pinned = 0;
     EXPECT_NULL(pp_pool_open(NULL, NULL), "pool");
     EXPECT_NULL(pp_get(NULL, 1, &ptr), "pool");
-    EXPECT_NULL(pp_get(pool, 1, NULL), "out");
-    EXPECT_NULL(pp_get_with(pool, 1, &options, NULL), "out");
+    EXPECT_NULL(pp_get(pool, 1, NULL), "ptr");
+    EXPECT_NULL(pp_get_with(pool, 1, &options, NULL), "ptr");
     EXPECT_NULL(pp_get_with(pool, 1, NULL, &ptr), "options");
-    EXPECT_NULL(pp_try_get(pool, 1, NULL), "out");
+    EXPECT_NULL(pp_try_get(pool, 1, NULL), "ptr");
     EXPECT_NULL(pp_try_get_with(pool, 1, NULL, &ptr), "options");
     EXPECT_NULL(pp_put_after_stream(NULL, NULL, NULL), "pool");
     EXPECT_NULL(pp_put_after_event(NULL, NULL, NULL), "pool");
@@ -96,7 +96,7 @@ int main(void)
     pp_pool *pool = NULL, *other = NULL;
     void *ptr = NULL, *again = NULL, *inside;
     char name[100];
-    pp_get_options options = PP_GET_OPTIONS_INIT;
+    pp_request_options options = PP_REQUEST_OPTIONS_INIT;
     pp_status status;
     int local = 0;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pinpool::SharedLimitName;
+use pinpool::SharedLimitChoice;
 use pinpool::source::Source;
 use pinpool::unstable::backend::{GRANULE_BYTES, lock_limit};
 use pinpool::unstable::config::{Config, env};
@@ -133,12 +133,12 @@ fn pressure(is_reported: bool) -> Finding {
 fn shared_limit(config: &Config) -> Finding {
     const CHECK: &str = "shared-limit";
     let name = match &config.ledger {
-        SharedLimitName::None if env::is_one_of_several() => {
+        SharedLimitChoice::None if env::is_one_of_several() => {
             let found = "none, but torchrun or Ray started several processes: each has a separate limit";
             return Finding::note(CHECK, found).remedy("set PINPOOL_LEDGER=auto to share one limit");
         }
-        SharedLimitName::None => return Finding::ok(CHECK, "none: the limit applies to this process only"),
-        SharedLimitName::Auto if !env::is_one_of_several() => {
+        SharedLimitChoice::None => return Finding::ok(CHECK, "none: the limit applies to this process only"),
+        SharedLimitChoice::Auto if !env::is_one_of_several() => {
             return Finding::ok(CHECK, "none: no sign of other processes of this job on the host");
         }
         name => name.to_string(),

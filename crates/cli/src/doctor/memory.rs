@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pinpool::source::HeapSource;
 use pinpool::source::{PAGE_BYTES, Source, SourceError};
-use pinpool::unstable::backend::{self, BuiltInSource, ChosenSource, GRANULE_BYTES, HeapSource};
+use pinpool::unstable::backend::{self, BuiltInSource, ChosenSource, GRANULE_BYTES};
 use pinpool::unstable::config::Config;
 use pinpool::unstable::{Finding, Severity};
 use pinpool::{Backend, Preset};

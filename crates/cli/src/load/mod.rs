@@ -38,10 +38,10 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// Load files onto the GPU, or into a host sink if there is none
 ///
-/// Reads every regular file under the PATHs, or without a PATH a synthetic data set with the sizes of photographs. A container is
-/// a .tar (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file. A container that is a PATH, or is in a
-/// directory of only containers, is opened, and its samples are loaded one by one. Any other .gz or .zst file is decompressed if
-/// it is a PATH, or with --containers. A file larger than --batch-bytes is read in parts, and at most --prefetch + --streams
+/// Reads every regular file under the PATHs, or without a PATH a synthetic data set with the sizes of photographs. An archive is
+/// a .tar (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file. An archive that is a PATH, or is in a
+/// directory of only archives, is opened, and its samples are loaded one by one. Any other .gz or .zst file is decompressed if
+/// it is a PATH, or with --archives. A file larger than --batch-bytes is read in parts, and at most --prefetch + --streams
 /// batches are in memory. With --batch-files, --batch-bytes has no default. Exits with 0 only if everything arrived, 1 if
 /// something failed, 2 for invalid settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C.
 /// The variable PINPOOL_TRACE is ignored. An incomplete recording is a failure.
@@ -52,9 +52,9 @@ pub(crate) struct LoadArgs {
     /// Files and directories; without one, a synthetic data set
     paths: Vec<PathBuf>,
 
-    /// Open containers in directories with other files
+    /// Open archives in directories with other files
     #[arg(long)]
-    containers: bool,
+    archives: bool,
 
     /// Synthetic files, without PATHS [default: 10000]
     #[arg(long, value_name = "N", conflicts_with = "paths", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
@@ -72,7 +72,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     streams: u64,
 
-    /// Maximum files or container samples in a batch
+    /// Maximum files or archive samples in a batch
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batch_files: Option<u64>,
 
@@ -211,7 +211,7 @@ impl LoadArgs {
             Catalog::synthetic(self.synthetic.unwrap_or(SYNTHETIC_FILES), 0)
         } else {
             let mut options = ListOptions::default();
-            (options.open_archives, options.stop) = (self.containers, stop.clone());
+            (options.open_archives, options.stop) = (self.archives, stop.clone());
             options.from_paths(&self.paths)
         }
     }

@@ -1,4 +1,4 @@
-//! Notes about the files before they are loaded: skipped files, and containers that are loaded as plain bytes.
+//! Notes about the files before they are loaded: skipped files, and archives that are loaded as plain bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,8 @@ pub(crate) fn notes(catalog: &Catalog) -> Vec<String> {
     }
     let plain: Vec<_> = catalog.unopened_files().collect();
     if !plain.is_empty() {
-        let (count, names) = (counted(plain.len() as u64, "container file"), names(plain.into_iter()));
-        notes.push(format!("{count} loaded as plain bytes ({names}): --containers loads the samples inside"));
+        let (count, names) = (counted(plain.len() as u64, "archive file"), names(plain.into_iter()));
+        notes.push(format!("{count} loaded as plain bytes ({names}): --archives loads the samples inside"));
     }
     notes
 }

@@ -96,11 +96,11 @@ fn files_that_are_skipped_or_loaded_as_plain_bytes_are_named() {
     let at = |name: &str| dir.path().join(name).display().to_string();
     ran.check_stderr(&format!("skipped 2 special files (pipes, sockets or devices): {}, {}", at("fifo"), at("socket")));
     let plain =
-        format!("2 container files loaded as plain bytes ({}, {}): --containers loads", at("a.tar.gz"), at("e.tar"));
+        format!("2 archive files loaded as plain bytes ({}, {}): --archives loads", at("a.tar.gz"), at("e.tar"));
     ran.check_stderr(&plain);
     assert_eq!(["skipped_special_files", "files"].map(|name| number(&ran.figures(), name)), [2, 7]);
     fs::remove_file(fifo).unwrap();
-    let ran = on("load", dir.path(), &["--containers"]).exits(1);
+    let ran = on("load", dir.path(), &["--archives"]).exits(1);
     ran.check_stderr("skipped 1 special file (pipes, sockets or devices): ");
     assert!(ran.stdout.contains("most batches in flight  1\n"), "{}", ran.stdout);
 }
@@ -115,7 +115,7 @@ fn quiet_prints_errors_only_and_verbose_every_batch() {
     assert_eq!(ran.stderr, "pinpool: /nowhere: No such file or directory (os error 2)\n");
     let ran = finish(pinpool(&["load", "--json", "-v", "--batch-files", "100"]).arg(dir.path()));
     assert_eq!(lines(&ran.stderr, "pinpool: batch "), 3, "{}", ran.stderr);
-    ran.check_stderr("] 1 container file loaded as plain bytes (");
+    ran.check_stderr("] 1 archive file loaded as plain bytes (");
     assert_eq!(run(&["load", "-q", "-v"]).code(), 2);
 }
 

@@ -97,7 +97,7 @@ impl DecodedField {
 }
 
 impl Catalog {
-    /// Returns the failure of the first file that lacks a field of `decode`. Members of containers are not checked.
+    /// Returns the failure of the first file that lacks a field of `decode`. Members of archives are not checked.
     pub fn first_undecodable(&self, decode: &[DecodedField]) -> Option<Failure> {
         let files = self.samples().iter().enumerate().filter(|(_, sample)| sample.member.is_none());
         let cause = |sample| decode.iter().find_map(|field| field.of(self, sample).err());

@@ -103,7 +103,7 @@ impl<'a> Transfer<'a> {
             }
         };
         if self.summary.epochs > 0 {
-            // An empty container has no sample by which `count_file` would count it.
+            // An empty archive has no sample by which `count_file` would count it.
             self.summary.files += self.loader.catalog.files().iter().filter(|file| file.samples == 0).count() as u64;
         }
         self.summary

@@ -1,4 +1,4 @@
-//! Paths to a catalog: order, links, failures, opened containers.
+//! Paths to a catalog: order, links, failures, opened archives.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -89,7 +89,7 @@ fn a_socket_is_skipped_unless_it_is_named() {
 }
 
 #[test]
-fn containers_are_opened_if_named_requested_or_alone_in_a_directory() {
+fn archives_are_opened_if_named_requested_or_alone_in_a_directory() {
     let dir = directory();
     let shard = dir.path().join("shard.tar");
     fs::write(&shard, tar_file(&[("0.jpg", b"abc"), ("0.cls", b"7"), ("1.jpg", b"de")])).unwrap();
@@ -111,7 +111,7 @@ fn containers_are_opened_if_named_requested_or_alone_in_a_directory() {
 }
 
 #[test]
-fn a_broken_container_is_left_out_whole_and_named() {
+fn a_broken_archive_is_left_out_whole_and_named() {
     let dir = directory();
     put(dir.path(), "bad.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}");
     put(dir.path(), "bad.tar", [b'x'; 1024]);

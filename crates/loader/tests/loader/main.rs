@@ -6,15 +6,15 @@
 //! | `parts` | files longer than a batch |
 //! | `listing` | paths to a catalog: order, links, failures |
 //! | `compressed` | `.gz` and `.zst` files: order, shuffles, shards, states, damage, bounds |
-//! | `containers` | tar and safetensors files: valid, truncated and invalid |
+//! | `archives` | tar and safetensors files: valid, truncated and invalid |
 //! | `contents` | the bytes of each batch: order, limits, shuffle, synthetic data, checksums |
 //! | `decode` | decoded fields |
 //! | `lanes` | slow and failing lanes, and lanes without read-back |
 //! | `runs` | epochs, limits, stops and failures of whole runs |
 
+mod archives;
 mod batches;
 mod compressed;
-mod containers;
 mod contents;
 mod decode;
 mod lanes;

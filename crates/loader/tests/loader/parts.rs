@@ -1,4 +1,4 @@
-//! Files and members of containers that are longer than a batch, or than the pool's limit.
+//! Files and members of archives that are longer than a batch, or than the pool's limit.
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn a_flipped_bit_in_any_part_fails_the_whole_sample_once() {
 }
 
 #[test]
-fn long_members_of_containers_are_read_in_parts() {
+fn long_members_of_archives_are_read_in_parts() {
     let dir = directory();
     let (jpg, seg) = (pattern(30_000, 3), pattern(20_001, 5));
     put(dir.path(), "a.tar", tar_file(&[("0.jpg", &jpg), ("0.seg", &seg), ("1.jpg", b"one")]));

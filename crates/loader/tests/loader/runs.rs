@@ -20,7 +20,7 @@ fn everything_arrives_in_every_epoch_verified() {
 }
 
 #[test]
-fn containers_count_as_one_file_and_their_members_as_samples() {
+fn archives_count_as_one_file_and_their_members_as_samples() {
     let dir = directory();
     let put = |name: &str, bytes: &[u8]| put(dir.path(), name, bytes);
     put("a.tar", &tar_file(&[("0.jpg", b"abc"), ("0.cls", b"1"), ("1.jpg", b""), ("2.jpg", b"de")]));
@@ -37,7 +37,7 @@ fn containers_count_as_one_file_and_their_members_as_samples() {
 }
 
 #[test]
-fn any_number_of_epochs_over_empty_containers_ends() {
+fn any_number_of_epochs_over_empty_archives_ends() {
     let dir = directory();
     ["a.tar", "b.tar"].into_iter().for_each(|name| put(dir.path(), name, tar_file(&[])));
     let catalog = listed(&[dir.path()], true);

@@ -38,7 +38,7 @@ const NO_MACHINE: &str = "/dev/null";
 const DEFAULT_WAIT: Duration = Duration::from_millis(100);
 
 /// Longest time between two polls of the pool.
-const POLL_EVERY_US: u64 = 1_000_000;
+const MAINTAIN_EVERY_US: u64 = 1_000_000;
 /// Shortest time between two polls of a recording: the pace of the maintenance thread while some memory is idle.
 const TICK_EVERY_US: u64 = 100_000;
 /// Time after the last return at which the pinned bytes are read.
@@ -57,7 +57,7 @@ struct Player<'a> {
     clock: ManualClock,
     source: Arc<SimSource>,
     /// Time at which the pool is polled next. For a recording, the program's maintenance thread runs then.
-    next_poll_us: u64,
+    next_maintenance_us: u64,
     /// Time at which the maintenance thread has finished its compaction.
     compacted_ns: u64,
     wait_us: u64,
@@ -134,7 +134,7 @@ impl<'a> Player<'a> {
             pool: builder.build()?,
             clock,
             source,
-            next_poll_us: 0,
+            next_maintenance_us: 0,
             compacted_ns: 0,
             wait_us: u64::try_from(wait.unwrap_or(DEFAULT_WAIT).as_micros()).unwrap_or(u64::MAX),
             held: HashMap::new(),
@@ -217,19 +217,19 @@ impl<'a> Player<'a> {
     }
 
     /// Runs the pool's work that is due. For a recording, runs it at the pace of the maintenance thread.
-    fn poll(&mut self) {
+    fn maintain(&mut self) {
         let (now_us, is_recording) = (self.clock.now_us(), self.workload.is_closed);
-        if is_recording && now_us < self.next_poll_us {
+        if is_recording && now_us < self.next_maintenance_us {
             return;
         }
         run_due_work(&self.pool);
         let period = maintenance_period(&self.pool).filter(|_| is_recording);
-        let period_us = period.and_then(|period| u64::try_from(period.as_micros()).ok()).unwrap_or(POLL_EVERY_US);
-        self.next_poll_us = now_us + period_us.clamp(TICK_EVERY_US, POLL_EVERY_US);
+        let period_us = period.and_then(|period| u64::try_from(period.as_micros()).ok()).unwrap_or(MAINTAIN_EVERY_US);
+        self.next_maintenance_us = now_us + period_us.clamp(TICK_EVERY_US, MAINTAIN_EVERY_US);
     }
 
     fn get(&mut self, name: usize, bytes: u64, step: StepId) -> Result<(), Error> {
-        self.poll();
+        self.maintain();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let ticket = Ticket { name, bytes, since_us: self.clock.now_us(), step };
         let buffer = if self.queue.is_empty() { self.try_get(bytes)? } else { None };
@@ -255,7 +255,7 @@ impl<'a> Player<'a> {
     }
 
     fn put(&mut self, name: usize) -> Result<(), Error> {
-        self.poll();
+        self.maintain();
         if let Some(buffer) = self.held.remove(&name) {
             self.requested_bytes -= buffer.len() as u64;
         } else if let Some(at) = self.queue.iter().position(|ticket| ticket.name == name)
@@ -275,11 +275,11 @@ impl<'a> Player<'a> {
     fn advance_to(&mut self, end_us: u64) -> Result<(), Error> {
         while self.clock.now_us() < end_us {
             let (now_us, settled_us) = (self.clock.now_us(), self.report.ended_us + SETTLING_US);
-            let stops_us = [Some(self.next_poll_us), Some(settled_us), self.expires_us()].into_iter().flatten();
+            let stops_us = [Some(self.next_maintenance_us), Some(settled_us), self.expires_us()].into_iter().flatten();
             let step_us = stops_us.filter(|&stop_us| stop_us > now_us).fold(end_us, u64::min) - now_us;
             self.pinned_byte_us += u128::from(self.pool.stats().memory.held_bytes) * u128::from(step_us);
             self.clock.advance_us(step_us);
-            self.poll();
+            self.maintain();
             self.compact(now_us);
             self.serve()?;
             (self.observe)(&self.pool);

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use pinpool::unstable::backend::HeapSource;
+use pinpool::source::HeapSource;
 use pinpool::{Backend, Pool};
 use pinpool_observe::record::{Event, PoolDescription, Record, Recording};
 use pinpool_replay::{Replay, Workload};

@@ -161,7 +161,7 @@ def to_device(batch: Any, device: int | str | torch.device = "cuda", *, stream: 
     """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of mappings and sequences, to a GPU.
 
     A copy from pinned memory does not block; a copy from other memory may. Arrays become tensors. A `Batch` of `pinpool_loader` becomes a
-    dict of its decoded fields by their first name, with its labels as "labels" if all are ints. Other values stay as they are, but an
+    dict of its decoded fields by their first name, with its labels as "labels" if all are numbers. Other values stay as they are, but an
     object with a method `to`, and a dataclass with a tensor or array, are refused.
 
         inputs, targets = pinpool.torch.to_device(batch)

@@ -2,7 +2,7 @@
 //!
 //! Compiled twice: by the test `parsers`, which tries the seeds and changed seeds, and by the fuzz targets in `fuzz`.
 
-pub(crate) mod container;
+pub(crate) mod archive;
 pub(crate) mod decoded;
 pub(crate) mod host;
 pub(crate) mod recording;
@@ -25,8 +25,8 @@ pub(crate) const ALL: &[(&str, Property)] = &[
     ("trace_file", trace::file),
     ("replay", trace::replay),
     ("recording", recording::recording),
-    ("tar", container::tar),
-    ("safetensors", container::safetensors),
+    ("tar", archive::tar),
+    ("safetensors", archive::safetensors),
     ("decoders", decoded::decoders),
     ("cgroup", host::cgroup),
     ("pressure", host::pressure),

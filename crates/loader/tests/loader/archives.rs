@@ -1,4 +1,4 @@
-//! Names of containers, and tar files: valid, truncated and invalid. The parser tests compare safetensors files with
+//! Names of archives, and tar files: valid, truncated and invalid. The parser tests compare safetensors files with
 //! the crate that defines the format.
 
 use pinpool_loader::FileRange;

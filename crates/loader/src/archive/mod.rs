@@ -1,7 +1,7 @@
-//! Containers of samples, and compressed files.
+//! Archives of samples, and compressed files.
 //!
 //! The name of a file determines its format. Every length in a header is checked against the file before use, so that a header
-//! cannot cause a large allocation. A container is listed completely or refused.
+//! cannot cause a large allocation. An archive is listed completely or refused.
 //!
 //! A compressed file is decompressed once to list its names and lengths. So the batches of every epoch are known in advance, and
 //! a damaged file is found early.
@@ -17,7 +17,7 @@ use crate::compressed::{Compression, Decompressor};
 use crate::failure::FailureCause;
 use crate::stop::StopFlag;
 
-/// Returns whether the file has the name of a container.
+/// Returns whether the file has the name of an archive.
 pub(super) fn is_archive(path: &Path) -> bool {
     match Compression::of(path) {
         Some((_, is_tar)) => is_tar,

@@ -5,7 +5,7 @@ use safetensors::SafeTensors;
 
 use super::written;
 
-/// The samples of a container, each with its ranges as offsets and lengths, or the error text.
+/// The samples of an archive, each with its ranges as offsets and lengths, or the error text.
 type Listed = Result<Vec<(String, Vec<(u64, u64)>)>, String>;
 
 fn listed(name: &str, data: &[u8]) -> Listed {
@@ -24,7 +24,7 @@ fn listed(name: &str, data: &[u8]) -> Listed {
             assert!(end <= data.len() as u64, "{end} of {}", data.len());
         }
         assert_eq!(ranges.iter().map(|(_, len_bytes)| len_bytes).sum::<u64>(), sample.len_bytes);
-        (sample.member.as_deref().expect("a sample of a container has a name").to_owned(), ranges)
+        (sample.member.as_deref().expect("a sample of an archive has a name").to_owned(), ranges)
     });
     Ok(samples.collect())
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ::tar::{Archive, Entry, EntryType};
 
-use crate::catalog::{ContainerMember, FileRange};
+use crate::catalog::{ArchiveMember, FileRange};
 use crate::compressed::Decompressor;
 use crate::failure::FailureCause;
 
@@ -28,13 +28,13 @@ const BLOCK_BYTES: u64 = 512;
 const HEADER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// Lists the samples in the order of the archive.
-pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
+pub(super) fn index(file: File, file_bytes: u64) -> Result<Vec<ArchiveMember>, FailureCause> {
     let listed = members(file, file_bytes).and_then(|(samples, last)| check_end(&last, file_bytes).map(|()| samples));
     listed.map_err(broken)
 }
 
 /// Lists the samples of an archive of unknown length, which is read to its end.
-pub(super) fn index_forward(archive: &mut Decompressor) -> Result<Vec<ContainerMember>, FailureCause> {
+pub(super) fn index_forward(archive: &mut Decompressor) -> Result<Vec<ArchiveMember>, FailureCause> {
     let (samples, last) = members(&mut *archive, u64::MAX).map_err(broken)?;
     check_end(&last, archive.skip_to_end()?).map_err(broken)?;
     Ok(samples)
@@ -70,9 +70,9 @@ fn check_within(member: &str, range: FileRange, archive_bytes: u64) -> io::Resul
     Err(io::Error::other(format!("{member} claims {} bytes, {left_bytes} are left", range.len_bytes)))
 }
 
-fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<ContainerMember>, Last)> {
+fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<ArchiveMember>, Last)> {
     let mut archive = Archive::new(HeaderReader { archive, left_bytes: HEADER_RUN_BYTES_MAX });
-    let mut samples: Vec<ContainerMember> = Vec::new();
+    let mut samples: Vec<ArchiveMember> = Vec::new();
     // Samples share the names of their fields.
     let mut names: HashSet<Arc<str>> = HashSet::new();
     let mut last = None;
@@ -95,7 +95,7 @@ fn members(archive: impl Read + Seek, archive_bytes: u64) -> io::Result<(Vec<Con
                     sample.ranges.push(range);
                     sample.fields.push(field);
                 }
-                _ => samples.push(ContainerMember { name: key.to_string(), ranges: vec![range], fields: vec![field] }),
+                _ => samples.push(ArchiveMember { name: key.to_string(), ranges: vec![range], fields: vec![field] }),
             }
         }
         last = Some((member, range));

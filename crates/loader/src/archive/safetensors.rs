@@ -10,7 +10,7 @@ use std::io::Read;
 
 use ::safetensors::tensor::Metadata;
 
-use crate::catalog::{ContainerMember, FileRange};
+use crate::catalog::{ArchiveMember, FileRange};
 use crate::failure::FailureCause;
 
 const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
@@ -19,7 +19,7 @@ const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
 const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 /// Lists the tensors, in the order of their bytes.
-pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMember>, FailureCause> {
+pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ArchiveMember>, FailureCause> {
     let broken = |why: String| Err(FailureCause::Safetensors(why));
     let Some(after_length) = file_bytes.checked_sub(LENGTH_BYTES) else {
         return broken(format!("{file_bytes} bytes are less than the 8 of the header's length"));
@@ -48,7 +48,7 @@ pub(super) fn index(mut file: File, file_bytes: u64) -> Result<Vec<ContainerMemb
         // The crate has checked start <= end, and that the last end is `data_len`, which is the rest of the file.
         let (start, end) = tensor.data_offsets;
         let range = FileRange { offset: data_start + start as u64, len_bytes: (end - start) as u64 };
-        ContainerMember { name, ranges: vec![range], fields: Vec::new() }
+        ArchiveMember { name, ranges: vec![range], fields: Vec::new() }
     };
     let mut members: Vec<_> = metadata.tensors().into_iter().map(member).collect();
     // The order is by offset and then by name, since empty tensors share an offset.
