@@ -1,4 +1,5 @@
-//! The end of a context: its memory ends with it, and its pool is not used any more (preload-I4).
+//! The end of a context: its memory ends with it, and its pool is not used any more (preload-I4). Also detects contexts that
+//! began or ended by functions that no hook saw, such as the private functions of the CUDA runtime.
 
 use std::ffi::c_int;
 
@@ -10,11 +11,18 @@ use pinpool_os::sync::unmodeled::Mutex;
 /// Held while a primary context ends, and while a primary context is retained to be added.
 static PRIMARY_CONTEXTS: Mutex<()> = Mutex::new(());
 
-/// Adds the primary contexts that no hook saw: the runtime creates them and makes them current by private functions. Costs a
-/// query of the number of devices, and a state query for each device without a known primary context.
+/// Ends the contexts that have ended unseen. Costs a query of each known context.
+pub(crate) fn end_unseen() {
+    let Some(Ok(driver)) = process::uses_contexts_here().then(Driver::get) else { return };
+    end_contexts(|context| context.has_ended(driver), || CUDA_SUCCESS, |_| true);
+}
+
+/// Ends the contexts that have ended unseen, and adds the primary contexts that have begun unseen. Also costs a query of the
+/// number of devices, and a state query for each device without a known primary context.
 ///
 /// If a private function releases a context meanwhile, the release here is the last, which ends the context.
-pub(crate) fn add_primary_contexts() {
+pub(crate) fn detect_unseen() {
+    end_unseen();
     let Some(Ok(driver)) = process::uses_contexts_here().then(Driver::get) else { return };
     let is_unseen = |device: &c_int| !contexts::has_primary_of(*device) && driver.has_primary(*device);
     for device in driver.devices().filter(is_unseen) {

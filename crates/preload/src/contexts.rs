@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use pinpool::Pool;
 
-use crate::driver::{Code, Driver, EventHandle};
+use crate::driver::{CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle};
 use crate::lifetime::{ExclusiveUse, Lifetime};
 use crate::{captures, log, process};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -30,6 +30,8 @@ pub(crate) struct Context {
     handle: usize,
     /// A number that no other context of the process has; a handle may be reused.
     number: u64,
+    /// The driver's ID; `None` if the driver did not report it.
+    id: Option<u64>,
     /// The device; `None` if the driver did not report it.
     device: Option<c_int>,
     /// Whether the program made the context, so that it is not a primary context. All others are assumed to be primary, since
@@ -62,19 +64,24 @@ impl Context {
         self.handle
     }
 
-    /// Records that this is no longer the primary context of its device, so that the next free finds the present one.
-    pub(crate) fn forget_primary(&self) {
-        self.primary_of.store(-1, Ordering::Relaxed);
+    /// Returns whether the driver reports that the context has ended. Its handle may be the handle of a later context.
+    pub(crate) fn has_ended(&self, driver: &Driver) -> bool {
+        match driver.id_of(self.handle) {
+            Ok(id) => self.id.is_some_and(|own| own != id),
+            Err(code) => matches!(code, CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT),
+        }
     }
 
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Runs `call` with the handle. The context cannot end meanwhile. Returns `None` if the context is gone.
+    /// Runs `call` with the handle. The context cannot end meanwhile, except by a function that no hook sees. Returns `None` if
+    /// the context has ended.
     pub(crate) fn while_alive<R>(&self, call: impl FnOnce(usize) -> R) -> Option<R> {
         let _used = self.lifetime.enter()?;
-        Some(call(self.handle))
+        let has_ended = Driver::get().is_ok_and(|driver| self.has_ended(driver));
+        (!has_ended).then(|| call(self.handle))
     }
 
     /// Returns the pool, which the first call makes, or `None` if it cannot be made.
@@ -147,13 +154,15 @@ pub(crate) fn find_or_add(handle: usize) -> Arc<Context> {
     if let Some(known) = CONTEXTS.lock().iter().find(has_handle) {
         return known.clone();
     }
-    let device = Driver::get().ok().and_then(|driver| driver.device_of(handle).ok());
+    let (id, device) =
+        Driver::get().map_or((None, None), |driver| (driver.id_of(handle).ok(), driver.device_of(handle).ok()));
     let mut contexts = CONTEXTS.lock();
     contexts.iter().find(has_handle).cloned().unwrap_or_else(|| {
         let context = Arc::new(Context {
             handle,
             // Relaxed: the number publishes no other data.
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            id,
             device,
             is_created_by_program: AtomicBool::new(false),
             primary_of: AtomicI32::new(-1),

@@ -69,6 +69,7 @@ macro_rules! functions {
 functions! {
     host_alloc = c"cuMemHostAlloc" fn(*mut *mut c_void, usize, c_uint);
     free_host = c"cuMemFreeHost" fn(*mut c_void);
+    context_id = c"cuCtxGetId" fn(usize, *mut u64);
     current = c"cuCtxGetCurrent" fn(*mut usize);
     push = c"cuCtxPushCurrent_v2" fn(usize);
     pop = c"cuCtxPopCurrent_v2" fn(*mut usize);
@@ -125,6 +126,12 @@ impl Driver {
         value(|context| unsafe { (self.0.current)(context) }).ok().filter(|&context| context != 0)
     }
 
+    /// Returns the ID of a context, which no other context of the process ever has.
+    pub(crate) fn id_of(&self, context: usize) -> Result<u64, Code> {
+        // SAFETY: the driver refuses the handle of a context that has ended; the out-pointer is valid.
+        value(|id| unsafe { (self.0.context_id)(context, id) })
+    }
+
     /// Returns the context of a stream other than a default stream.
     pub(crate) fn context_of(&self, stream: usize) -> Result<usize, Code> {
         // SAFETY: the stream exists, since the program is about to use it; the out-pointer is valid.
@@ -164,18 +171,18 @@ impl Driver {
     }
 
     /// Makes `context` current, and keeps this thread's calls from disturbing captures, until the result is dropped.
-    pub(crate) fn enter(&self, context: usize) -> Result<CurrentContext<'_>, Code> {
+    pub(crate) fn enter(&self, context: usize) -> Result<PushedContext<'_>, Code> {
         let is_pushed = self.current() != Some(context);
         if is_pushed {
             // SAFETY: the context is alive: the caller is in `Context::while_alive`, or it was just used or retained.
             check(unsafe { (self.0.push)(context) })?;
         }
-        Ok(CurrentContext { driver: self, is_pushed, _relaxed: self.relax() })
+        Ok(PushedContext { driver: self, is_pushed, _relaxed: self.relax() })
     }
 
     /// Keeps this thread's calls from disturbing captures until the result is dropped.
-    pub(crate) fn relax(&self) -> RelaxedCapture<'_> {
-        RelaxedCapture { driver: self, before: self.exchange(CU_STREAM_CAPTURE_MODE_RELAXED) }
+    pub(crate) fn relax(&self) -> RelaxedMode<'_> {
+        RelaxedMode { driver: self, before: self.exchange(CU_STREAM_CAPTURE_MODE_RELAXED) }
     }
 
     fn exchange(&self, mut mode: c_int) -> Option<c_int> {
@@ -235,7 +242,7 @@ impl Driver {
         let mut status = 0;
         // SAFETY: a stream that always exists, and a valid out-pointer.
         let code = unsafe { (self.0.is_capturing)(CU_STREAM_LEGACY, &raw mut status) };
-        status != 0 || can_succeed_after_capture(code)
+        status != 0 || is_refused_by_capture(code)
     }
 }
 
@@ -245,10 +252,10 @@ fn value<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
     check(call(&raw mut value)).map(|()| value)
 }
 
-/// Returns whether a call was refused because of a capture, 900 to 906, so that it may succeed later. The other two codes about
+/// Returns whether a call was refused because of a capture (900 to 906) and may succeed later. The other two codes about
 /// captures do not say that: 907 is an event that was recorded in a capture, 908 an end of a capture by another thread. Unlike the
 /// pinpool library, this crate also includes 902 to 906, since the program does not see its calls.
-pub(crate) fn can_succeed_after_capture(code: Code) -> bool {
+pub(crate) fn is_refused_by_capture(code: Code) -> bool {
     (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED..=CUDA_ERROR_STREAM_CAPTURE_IMPLICIT).contains(&code)
 }
 
@@ -260,13 +267,13 @@ pub(crate) fn check(code: Code) -> Result<(), Code> {
 /// Keeps a context current on this thread, with the capture mode relaxed, until it is dropped. Unlike the guard of the pinpool
 /// library, it pushes and pops, so that it changes no entry of the program's context stack.
 #[derive(Debug)]
-pub(crate) struct CurrentContext<'a> {
+pub(crate) struct PushedContext<'a> {
     driver: &'a Driver,
     is_pushed: bool,
-    _relaxed: RelaxedCapture<'a>,
+    _relaxed: RelaxedMode<'a>,
 }
 
-impl Drop for CurrentContext<'_> {
+impl Drop for PushedContext<'_> {
     fn drop(&mut self) {
         if self.is_pushed {
             let mut popped = 0;
@@ -279,12 +286,12 @@ impl Drop for CurrentContext<'_> {
 /// Keeps the capture mode of this thread relaxed until it is dropped: the thread may query events and pin memory while
 /// another thread captures.
 #[derive(Debug)]
-pub(crate) struct RelaxedCapture<'a> {
+pub(crate) struct RelaxedMode<'a> {
     driver: &'a Driver,
     before: Option<c_int>,
 }
 
-impl Drop for RelaxedCapture<'_> {
+impl Drop for RelaxedMode<'_> {
     fn drop(&mut self) {
         let _ = self.before.and_then(|before| self.driver.exchange(before));
     }

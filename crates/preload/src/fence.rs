@@ -18,7 +18,7 @@ use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::contexts::Context;
 use crate::driver::{
-    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle, can_succeed_after_capture,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle, is_refused_by_capture,
 };
 use crate::{captures, log, process};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -95,7 +95,7 @@ impl FenceState {
         let recorded = captures::without_captures(|| {
             let recorded = record_events(driver, contexts, &mut events);
             // A non-blocking stream captures, and no hook saw it begin. The driver lists no streams that could be queried first.
-            is_first_stop = recorded.is_err_and(can_succeed_after_capture) && process::stop_serving();
+            is_first_stop = recorded.is_err_and(is_refused_by_capture) && process::stop_serving();
             recorded
         });
         // Logged only now, so that a blocked write does not block the begin of a capture.
@@ -109,7 +109,7 @@ impl FenceState {
         }
         // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
         events.into_iter().for_each(|(context, event)| context.put_event(event));
-        recorded.map(drop).or_else(|code| if can_succeed_after_capture(code) { Ok(()) } else { Err(code) })
+        recorded.map(drop).or_else(|code| if is_refused_by_capture(code) { Ok(()) } else { Err(code) })
     }
 
     /// Removes the completed events. Returns whether no event is left.
@@ -127,7 +127,7 @@ impl FenceState {
             Some(Ok(false)) => true,
             // Some captures forbid the query even in relaxed mode, so it is repeated later.
             Some(Err(code)) => {
-                refused = if can_succeed_after_capture(code) { refused } else { refused.and(Err(code)) };
+                refused = if is_refused_by_capture(code) { refused } else { refused.and(Err(code)) };
                 true
             }
         });
@@ -150,9 +150,8 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
         match event {
             // The context is gone, and its work with it.
             None => {}
-            // A function that no hook saw has ended it. It stays listed, at the cost of one refused call for each fence, until a
-            // hook sees the end of a context of its device.
-            Some(Err(CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT)) => context.forget_primary(),
+            // A function that no hook saw has just ended it.
+            Some(Err(CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT)) => {}
             Some(Ok(Some(event))) => events.push((context.clone(), event)),
             Some(Ok(None)) => return Ok(false),
             Some(Err(code)) => return Err(code),
@@ -163,7 +162,7 @@ fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events
 
 // SAFETY: `is_complete` returns true only once all work before the free has completed: in each context an event after that
 // work has completed, or the context is gone. All fences have one stream ID, since a later fence covers all work that an
-// earlier fence covers. A fence that waits for a capture completes late, which only delays the fences after it.
+// earlier fence covers. A fence that waits for a capture covers later work, too.
 unsafe impl Fence for KnownContextsFence {
     fn stream_id(&self) -> Option<StreamId> {
         static ALL: LazyLock<StreamId> = LazyLock::new(StreamId::unique);

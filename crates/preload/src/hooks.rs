@@ -136,29 +136,27 @@ hooks! {
     cuMemFreeHost = c"cuMemFreeHost" 2000..FIRST_UNKNOWN_VERSION Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..FIRST_UNKNOWN_VERSION Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => call_and_add(|| on_registered(bytes), || real(start, bytes, flags));
+        real => call_then(|| on_registered(bytes), || real(start, bytes, flags));
     cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint)
-        real => call_and_add(contexts::add_current, || real(out, flags));
+        real => call_then(contexts::add_current, || real(out, flags));
     cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint, priority: c_int)
-        real => call_and_add(contexts::add_current, || real(out, flags, priority));
+        real => call_then(contexts::add_current, || real(out, flags, priority));
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..FIRST_UNKNOWN_VERSION Any (stream: usize)
         real => if_served(|| real(stream), |real| captures::destroy_stream(stream, real));
     cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, mode: c_int)
-        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::add_context_of(stream), real));
+        real => if_served(|| real(stream, mode), |real| begin_capture(stream, real));
     cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, mode: c_int)
-        real => if_served(|| real(stream, mode), |real| captures::begin(stream, contexts::add_context_of(stream), real));
+        real => if_served(|| real(stream, mode), |real| begin_capture(stream, real));
     cuStreamBeginCaptureToGraph = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
-        real => if_served(|| real(stream, graph, nodes, data, count, mode),
-            |real| captures::begin(stream, contexts::add_context_of(stream), real));
+        real => if_served(|| real(stream, graph, nodes, data, count, mode), |real| begin_capture(stream, real));
     cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
-        real => if_served(|| real(stream, graph, nodes, data, count, mode),
-            |real| captures::begin(stream, contexts::add_context_of(stream), real));
+        real => if_served(|| real(stream, graph, nodes, data, count, mode), |real| begin_capture(stream, real));
     cuStreamEndCapture = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION Legacy
         (stream: usize, graph: *mut usize)
         real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
@@ -168,7 +166,7 @@ hooks! {
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, device: c_int)
-        real => call_and_add_result(out, contexts::find_or_add, || real(out, device));
+        real => call_then_add_result(out, contexts::find_or_add, || real(out, device));
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..FIRST_UNKNOWN_VERSION Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::release(device, real));
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
@@ -179,27 +177,27 @@ hooks! {
         real => if_served(|| real(device), |real| context_end::reset(device, real));
     cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..FIRST_UNKNOWN_VERSION Any
         (context: usize)
-        real => call_and_add_context(context, || real(context));
+        real => call_then_add_context(context, || real(context));
     cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..FIRST_UNKNOWN_VERSION Any
         (context: usize)
-        real => call_and_add_context(context, || real(context));
+        real => call_then_add_context(context, || real(context));
     // All forms take the out-pointer first and at most five integer or pointer arguments in all, which are passed in registers;
     // the driver ignores the registers that its form does not use.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_and_add_result(out, contexts::add_created, || real(out, a, b, c, d));
+        real => call_then_add_result(out, contexts::add_created, || real(out, a, b, c, d));
     cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_and_add_result(out, contexts::add_created, || real(out, a, b, c, d));
+        real => call_then_add_result(out, contexts::add_created, || real(out, a, b, c, d));
     cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_and_add_result(out, contexts::add_created, || real(out, a, b, c, d));
+        real => call_then_add_result(out, contexts::add_created, || real(out, a, b, c, d));
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
         real => if_served(|| real(context), |real| context_end::destroy(context, real));
     // No event covers the work of a green context that is never current, and its handle is known only after this call.
     cuGreenCtxCreate = c"cuGreenCtxCreate" 12040..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, resources: usize, device: c_int, flags: c_uint)
-        real => call_and_add(|| process::stop_serving().then(|| log::no_longer_served(process::GREEN_CONTEXT)),
+        real => call_then(|| process::stop_serving().then(|| log::no_longer_served(process::GREEN_CONTEXT)),
             || real(out, resources, device, flags));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
@@ -213,6 +211,7 @@ hooks! {
 /// Allocates memory from a pool, or else from the driver by `real`. Invalid arguments go to the driver, which refuses them.
 fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
     let Some(out) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
+    context_end::end_unseen();
     match buffers::get(bytes, flags) {
         Ok(start) => {
             // SAFETY: preload-I1: the program's out-pointer.
@@ -229,12 +228,17 @@ fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, fl
 fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code {
     /// An address that no driver returns. Passing it to the driver makes the driver report a free of unknown memory.
     static NEVER_ALLOCATED: [u8; 64] = [0; 64];
-    match buffers::free(start, context_end::add_primary_contexts) {
+    match buffers::free(start, context_end::detect_unseen) {
         FreeOutcome::Done => CUDA_SUCCESS,
         FreeOutcome::Failed(code) => code,
         FreeOutcome::InsidePoolMemory => real((&raw const NEVER_ALLOCATED).cast_mut().cast()),
         FreeOutcome::NotPoolMemory => real(start),
     }
+}
+
+fn begin_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
+    context_end::end_unseen();
+    captures::begin(stream, contexts::add_context_of(stream), real)
 }
 
 /// Counts memory that the program has registered, adds the current context, and records that this process uses contexts.
@@ -244,19 +248,20 @@ fn on_registered(bytes: usize) {
     registrations::count(bytes);
 }
 
-fn call_and_add_context(context: usize, real: impl FnOnce() -> Code) -> Code {
-    call_and_add(|| (context != 0).then(|| contexts::find_or_add(context)), real)
+fn call_then_add_context(context: usize, real: impl FnOnce() -> Code) -> Code {
+    call_then(|| (context != 0).then(|| contexts::find_or_add(context)), real)
 }
 
-fn call_and_add_result<R>(out: *mut usize, add: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
+fn call_then_add_result<R>(out: *mut usize, add: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
     // SAFETY: preload-I1: the driver wrote the handle there.
-    call_and_add(|| NonNull::new(out).map(|out| add(unsafe { out.read() })), real)
+    call_then(|| NonNull::new(out).map(|out| add(unsafe { out.read() })), real)
 }
 
 /// Calls the driver's function `real`, and then `add` if it succeeded and the process may be served.
-fn call_and_add<R>(add: impl FnOnce() -> R, real: impl FnOnce() -> Code) -> Code {
+fn call_then<R>(add: impl FnOnce() -> R, real: impl FnOnce() -> Code) -> Code {
     let code = real();
     if code == CUDA_SUCCESS && process::may_be_served() {
+        context_end::end_unseen();
         drop(add());
     }
     code

@@ -18,7 +18,7 @@
 //! | --- | --- |
 //! | `symbols` | how programs find the functions of `hooks` |
 //! | `hooks` | the functions that replace the driver's functions, one table |
-//! | `context_end` | the end of a context |
+//! | `context_end` | the end of a context, and changes that no hook saw |
 //! | `buffers` | allocation and free, the buffers in use by address |
 //! | `registrations` | how much memory the program pins itself |
 //! | `fence` | an event after all work of each known context |
@@ -47,7 +47,8 @@
 //! - **preload-I4**: a pool is not used after its context is gone: its source neither allocates nor releases memory, its
 //!   buffers are leaked, and another pool serves later requests.
 //! - **preload-I5**: locks are taken in this order: `PRIMARY_CONTEXTS`, the pool of a context, the state of a fence, `CAPTURES`,
-//!   the `Lifetime` of a context. `BUFFERS`, `CONTEXTS` and `BLOCKS` are held for one look-up, and no driver call is made meanwhile.
+//!   the `Lifetime` of a context. `BUFFERS`, `CONTEXTS`, `BLOCKS`, the spare events and the time of a
+//!   wait that timed out are held for one access, and no driver call is made meanwhile.
 #![allow(unsafe_code)] // Sits between a program and the driver's C interface.
 
 mod buffers;

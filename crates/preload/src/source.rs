@@ -13,7 +13,7 @@ use pinpool::source::{PAGE_BYTES, Region, Retry, Source, SourceError};
 use pinpool::unstable::backend::{BuiltInSource, GRANULE_BYTES};
 
 use crate::contexts::Context;
-use crate::driver::{Code, Driver, SERVED_FLAGS, can_succeed_after_capture};
+use crate::driver::{Code, Driver, SERVED_FLAGS, is_refused_by_capture};
 use crate::driver_blocks::{DriverBlock, DriverBlocks};
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -45,7 +45,7 @@ impl HostSource {
     }
 
     fn error(&self, call: &'static str, code: Code) -> SourceError {
-        let retry = if can_succeed_after_capture(code) { Retry::Soon } else { Retry::Later };
+        let retry = if is_refused_by_capture(code) { Retry::Soon } else { Retry::Later };
         SourceError::new(call, self.driver.name(code)).with_code(code.into()).with_retry(retry)
     }
 

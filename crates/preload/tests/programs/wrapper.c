@@ -32,4 +32,8 @@ int cuCtxSetCurrent(void *context) { return ((int (*)(void *))real("cuCtxSetCurr
 
 int set_current_unseen(void *context) { return ((int (*)(void *))real("cuCtxSetCurrent"))(context); }
 
+int cuDevicePrimaryCtxReset_v2(int device) { return ((int (*)(int))real("cuDevicePrimaryCtxReset_v2"))(device); }
+
+int reset_unseen(int device) { return ((int (*)(int))real("cuDevicePrimaryCtxReset_v2"))(device); }
+
 int begin_unseen(void *stream, int mode) { return ((int (*)(void *, int))real("cuStreamBeginCapture_v2"))(stream, mode); }

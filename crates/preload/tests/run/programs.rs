@@ -107,16 +107,20 @@ fn the_next_context_is_served_after_a_device_reset() {
 }
 
 /// As on a device, the runtime retains a context through a private table, the next context has the handle of the old context,
-/// and the memory of the old context is unmapped.
+/// and the memory of the old context is unmapped. A hook sees the reset, or no hook sees it.
 #[test]
 fn memory_of_an_unseen_context_is_not_reused_after_a_reset() {
     let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts");
     let variables = [adversarial, ("PINPOOL_PRELOAD_STATS", "1")];
-    let (served, log) = run_served(Lookup::ProcAddress, "reset-by-table", &variables);
-    assert_eq!(log.matches("requests: served=").count(), 2, "of the context that ended, and of the other: {log}");
-    assert!(served.out.contains("the same handle"), "{served:?}\n{log}");
-    assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
-    assert_eq!(served.calls("cuMemHostAlloc"), 2, "one region for each context: {served:?}\n{log}");
+    // An unseen reset must not coincide with a query of an event, so there each free waits for its events.
+    for (what, sync) in [("reset-by-table", "0"), ("reset-unseen", "1")] {
+        let variables = [&variables[..], &[("PINPOOL_PRELOAD_SYNC", sync)]].concat();
+        let (served, log) = run_served(Lookup::ProcAddress, what, &variables);
+        assert_eq!(log.matches("requests: served=").count(), 2, "of the context that ended, and of the other: {log}");
+        assert!(served.out.contains("the same handle"), "{what}: {served:?}\n{log}");
+        assert_eq!(log.matches("has ended, and its memory with it").count(), 1, "{log}");
+        assert_eq!(served.calls("cuMemHostAlloc"), 2, "{what}: one region for each context: {served:?}\n{log}");
+    }
 }
 
 #[test]
@@ -217,13 +221,24 @@ fn a_buffer_is_reused_after_the_work_of_every_device() {
 /// As on a device, the runtime retains a primary context and makes it current by private functions.
 #[test]
 fn a_buffer_is_reused_after_the_work_of_unseen_primary_contexts() {
-    let adversarial = ("MOCK_DRIVER_ADVERSARIAL", "RecurringHandles,ResetUnmaps,DeadEventAborts");
-    let (served, log) = run_served(Lookup::Dlsym, "devices-unseen", &[("HOLD", "1"), adversarial]);
-    assert_eq!(served.out, "arrived 44 44\n", "{log}");
-    assert_eq!(served.calls("cuCtxRecordEvent"), 4, "two frees, and a new context after a reset: {served:?}");
-    // The program itself retains one context by this function. The library releases each reference that it takes.
-    let calls = ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"].map(|name| served.calls(name));
-    assert_eq!(calls[0], 1 + calls[1], "{served:?}");
+    let recurring = "RecurringHandles,ResetUnmaps,DeadEventAborts";
+    for (what, switches) in [
+        ("devices-unseen", recurring),
+        ("devices-reset-unseen", recurring),
+        ("devices-reset-unseen", "ResetUnmaps,DeadEventAborts"),
+    ] {
+        let variables = [("HOLD", "1"), ("MOCK_DRIVER_ADVERSARIAL", switches)];
+        let (served, log) = run_served(Lookup::Dlsym, what, &variables);
+        assert_eq!(served.out, "arrived 44 44\n", "{log}");
+        assert_eq!(
+            served.calls("cuCtxRecordEvent"),
+            4,
+            "{what}: two frees, and a new context after a reset: {served:?}"
+        );
+        // The program itself retains one context by this function. The library releases each reference that it takes.
+        let calls = ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"].map(|name| served.calls(name));
+        assert_eq!(calls[0], 1 + calls[1], "{what}: {served:?}");
+    }
 }
 
 #[test]
