@@ -48,8 +48,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/size_class", 93),
     ("src/stats", 503),
     ("src/unstable", 59),
-    ("tests", 36933),
-    ("sum of code and tests", 75791),
+    ("tests", 36891),
+    ("sum of code and tests", 75749),
 ];
 
 /// Bytes of all Markdown files.

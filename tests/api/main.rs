@@ -15,35 +15,20 @@
 //!
 //! A test that needs a separate process runs again as a child ([`child::alone`]).
 
-#[path = "../common/captured_log.rs"]
-mod captured_log;
-#[path = "../common/child.rs"]
-mod child;
 mod copies;
-#[path = "../common/draw.rs"]
-mod draw;
 mod faults;
 mod fixture;
-#[path = "../common/heap_use.rs"]
-mod heap_use;
 mod limits;
 mod manual_copies;
 mod memory;
-#[path = "../common/pressure_file.rs"]
-mod pressure_file;
 mod processes;
-#[cfg(feature = "observe")]
-#[path = "../common/recorded_use.rs"]
-mod recorded_use;
-#[cfg(feature = "observe")]
-#[path = "../common/recordings.rs"]
-mod recordings;
 mod reports;
 mod requests;
-#[path = "../common/scratch.rs"]
-mod scratch;
 mod settings;
-#[path = "../common/until.rs"]
-mod until;
-#[path = "../common/valid_stats.rs"]
-mod valid_stats;
+
+use test_common::{captured_log, child, draw, heap_use, pressure_file, scratch, until, valid_stats};
+#[cfg(feature = "observe")]
+use test_common::{recorded_use, recordings};
+
+#[global_allocator]
+static ALLOCATOR: heap_use::MeasuringAllocator = heap_use::MeasuringAllocator;

@@ -31,17 +31,11 @@
 
 mod access;
 mod adopt;
-#[path = "../common/captured_log.rs"]
-mod captured_log;
-#[path = "../common/child.rs"]
-mod child;
 mod copies;
-#[path = "../common/draw.rs"]
-mod draw;
 #[path = "../gpu/driver_facts.rs"]
 mod driver_facts;
 mod each_call_fails;
-#[path = "../common/events_only.rs"]
+#[path = "../gpu/events_only.rs"]
 mod events_only;
 mod fall_through;
 mod fixture;
@@ -53,8 +47,6 @@ mod interop;
 mod limit;
 mod old_drivers;
 mod pools;
-#[path = "../common/pressure_file.rs"]
-mod pressure_file;
 mod refusals;
 mod releases;
 mod remaps;
@@ -65,8 +57,6 @@ mod several_gpus;
 mod sources;
 mod stub;
 mod tracked_copies;
-#[path = "../common/until.rs"]
-mod until;
 mod unused_gpu;
-#[path = "../common/valid_stats.rs"]
-mod valid_stats;
+
+use test_common::{captured_log, child, draw, pressure_file, until, valid_stats};

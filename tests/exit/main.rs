@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use pinpool::{Backend, PinnedBuf, Pool, PoolBuilder, Request};
 use pinpool_replay::SimSource;
 use pinpool_testing::{FaultSource, SinkGate, SinkMemory, SinkStream, SourceCall};
+use test_common::valid_stats;
 
 use self::valid_stats::{stats_when, valid_stats};
 
@@ -25,8 +26,6 @@ mod driver;
 mod recording;
 #[cfg(feature = "observe")]
 mod socket;
-#[path = "../common/valid_stats.rs"]
-mod valid_stats;
 
 /// Names the case that a process was started for.
 const CASE: &str = "TEST_EXIT_CASE";

@@ -40,6 +40,7 @@ use std::env;
 use cudarc::driver::result;
 use pinpool::unstable::backend::{CudaSource, RegisterSource, VmmSource};
 use pinpool_testing::check_source;
+use test_common::{until, valid_stats};
 
 mod batch;
 mod capture;
@@ -47,15 +48,10 @@ mod copies;
 mod device;
 mod driver_facts;
 mod ends;
-#[path = "../common/events_only.rs"]
 mod events_only;
 mod kernels;
 mod memory;
 mod methods;
-#[path = "../common/until.rs"]
-mod until;
-#[path = "../common/valid_stats.rs"]
-mod valid_stats;
 
 const MIB: usize = 1 << 20;
 

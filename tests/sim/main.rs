@@ -24,17 +24,15 @@
 mod actors;
 mod chain;
 mod checks;
-#[path = "../common/child.rs"]
-mod child;
 mod device;
-#[path = "../common/draw.rs"]
-mod draw;
 mod memory;
 mod run;
 mod scenario;
 mod shrink;
 mod site;
 mod world;
+
+use test_common::{child, draw};
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,10 @@
 //! The memory that is needed to decode an image.
 
-#[path = "../../../tests/common/heap_use.rs"]
-mod allocated;
-
 use pinpool_loader::{Decode as _, Fit, ImageDecoder, Layout};
+use test_common::heap_use;
+
+#[global_allocator]
+static ALLOCATOR: heap_use::MeasuringAllocator = heap_use::MeasuringAllocator;
 
 #[test]
 fn decoding_a_png_takes_three_bytes_per_pixel() {
@@ -14,9 +15,9 @@ fn decoding_a_png_takes_three_bytes_per_pixel() {
     encoder.write_header().unwrap().write_image_data(&vec![7; (SIDE * SIDE * 4) as usize]).unwrap();
     let image = ImageDecoder::new(4, 4, Layout::Hwc, Fit::Stretch).unwrap();
     let mut into = vec![0; image.len_bytes()];
-    let before = allocated::start();
+    let before = heap_use::start();
     image.decode(&file, &mut into).unwrap();
-    let bytes = allocated::peak() - before;
+    let bytes = heap_use::peak() - before;
     assert_eq!(into, [7; 48]);
     let least = (SIDE * SIDE * 3) as usize;
     assert!(bytes < least + (1 << 20), "{bytes} B at one time");

@@ -1,7 +1,7 @@
 //! Benchmarks on a system that refuses threads.
 
 use crate::bench;
-use crate::tool::finish;
+use test_common::tool::finish;
 
 /// A stack larger than any address space: every thread of `std` is refused.
 const NO_STACK: &str = "70368744177664";

@@ -4,13 +4,11 @@ mod conformance;
 mod ends;
 mod figures;
 mod soak;
-#[path = "../../../../tests/common/tool.rs"]
-mod tool;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tool::{Ran, finish, program};
+use test_common::tool::{Ran, finish, program};
 
 fn bench(args: &[&str]) -> Command {
     program(env!("CARGO_BIN_EXE_pinpool-bench"), args)

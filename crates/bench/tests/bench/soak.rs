@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::tool::{finish, interrupted, number};
 use crate::{bench, run};
+use test_common::tool::{finish, interrupted, number};
 
 const SHORT: [&str; 5] = ["soak", "--json", "--ops", "40000", "--seed"];
 

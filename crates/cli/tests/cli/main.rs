@@ -5,8 +5,6 @@ mod bad_files;
 mod bench;
 mod benchmarks;
 mod call_stacks;
-#[path = "../../../../tests/common/captured_log.rs"]
-mod captured_log;
 #[cfg(target_os = "linux")]
 mod doctor;
 #[cfg(feature = "cuda")]
@@ -23,8 +21,6 @@ mod played;
 mod readme;
 mod record;
 mod record_failures;
-#[path = "../../../../tests/common/recordings.rs"]
-mod recordings;
 mod report;
 #[cfg(target_os = "linux")]
 mod run_program;
@@ -45,6 +41,8 @@ mod why_lines_pools;
 mod why_lines_styles;
 mod why_lines_wrapped;
 mod why_two_files;
+
+use test_common::{captured_log, recordings};
 
 /// The key of `why --lines --json` for the trend of a pool.
 pub(crate) const TREND: &str = "verdict";

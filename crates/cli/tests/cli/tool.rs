@@ -1,10 +1,5 @@
 //! Exit status, stdout and stderr of the built tool.
 
-#[path = "../../../../tests/common/tool.rs"]
-mod ran;
-#[path = "../../../../tests/common/scratch.rs"]
-mod scratch;
-
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -17,9 +12,10 @@ use pinpool::{Backend, Pool, PoolBuilder};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use ran::interrupted;
-pub(crate) use ran::{Ran, ended, finish, number, program, signal, until};
-pub(crate) use scratch::scratch;
+pub(crate) use test_common::scratch::scratch;
+use test_common::tool::interrupted;
+pub(crate) use test_common::tool::{Ran, ended, finish, number, program, signal};
+pub(crate) use test_common::until::until;
 
 /// The tool on the `heap` backend, without the environment of the test.
 pub(crate) fn pinpool(args: &[&str]) -> Command {

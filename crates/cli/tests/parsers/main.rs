@@ -5,15 +5,13 @@
 //! | --- | --- |
 //! | `properties` | what must hold for each parser and any bytes |
 //! | `change` | random changes to seeds, the same in every run |
-//! | `allocated` | the most bytes that a thread had allocated at one time |
+//! | `test_common::heap_use` | the most bytes that a thread had allocated at one time |
 //!
 //! The fuzz targets in `fuzz` search for failing inputs for as long as they run; `.ci/fuzz` runs them. An input that they find
 //! becomes a seed, so that this test tries it too. `FUZZ_RUNS` sets the number of changed seeds for each parser.
 
 #![allow(clippy::print_stderr)] // Names the input that fails.
 
-#[path = "../../../../tests/common/heap_use.rs"]
-mod allocated;
 mod change;
 mod properties;
 
@@ -22,6 +20,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use pinpool_replay::Recording;
+use test_common::heap_use;
+
+#[global_allocator]
+static ALLOCATOR: heap_use::MeasuringAllocator = heap_use::MeasuringAllocator;
 
 /// The root of the project.
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -42,10 +44,10 @@ fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
 
 /// Tries one input, and keeps it in a file if it fails.
 fn try_input(target: &str, property: properties::Property, input: &[u8]) {
-    let before = allocated::start();
+    let before = heap_use::start();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         property(input);
-        let peak_bytes = allocated::peak() - before;
+        let peak_bytes = heap_use::peak() - before;
         assert!(peak_bytes <= ALLOCATED_BYTES_MAX, "{peak_bytes} B allocated at one time");
     }));
     if let Err(panic) = outcome {

@@ -21,8 +21,6 @@ mod lanes;
 mod listing;
 mod parts;
 mod runs;
-#[path = "../../../../tests/common/until.rs"]
-mod until;
 
 use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -35,6 +33,7 @@ use pinpool_loader::{
     SinkDestination, StopFlag,
 };
 use tempfile::TempDir;
+use test_common::until;
 
 /// A sink that records what is sent, and refuses or corrupts one batch.
 struct FaultyDestination {

@@ -7,9 +7,7 @@
 //! | `workloads` | the targets of the policy, and the semantics of a replay |
 
 mod recorded;
-#[path = "../../../../tests/common/recorded_use.rs"]
-mod recorded_use;
-#[path = "../../../../tests/common/recordings.rs"]
-mod recordings;
 mod traces;
 mod workloads;
+
+use test_common::{recorded_use, recordings};

@@ -6,9 +6,7 @@
 //! | `kills` | workers and trainers that are killed at any instruction |
 #![cfg(target_os = "linux")]
 
-#[path = "../../../../tests/common/child.rs"]
-mod child;
-#[path = "../../../../tests/common/draw.rs"]
-mod draw;
 mod kills;
 mod shared_pool;
+
+use test_common::{child, draw};

@@ -1,6 +1,5 @@
 //! Runs a test again in its own process, and checks in a child of `fork`.
 #![allow(unsafe_code)] // Forks.
-#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::any::type_name;
 use std::env;
@@ -12,12 +11,12 @@ const ALONE: &str = "TEST_ALONE";
 
 /// Runs `test` in a process if no other test runs. The closure must be written in the test function itself: its type
 /// carries the name of that function.
-pub(crate) fn alone<F: FnOnce()>(test: F) {
+pub fn alone<F: FnOnce()>(test: F) {
     alone_in(Command::new(env::current_exe().unwrap()), test);
 }
 
 /// Runs `test` as [`alone`] does, in an environment with `vars` as its only pinpool variables.
-pub(crate) fn alone_with<F: FnOnce()>(vars: impl IntoIterator<Item = (&'static str, impl AsRef<OsStr>)>, test: F) {
+pub fn alone_with<F: FnOnce()>(vars: impl IntoIterator<Item = (&'static str, impl AsRef<OsStr>)>, test: F) {
     let mut command = Command::new(env::current_exe().unwrap());
     env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PINPOOL_")).for_each(|(name, _)| {
         command.env_remove(name);
@@ -37,11 +36,12 @@ fn alone_in<F: FnOnce()>(mut command: Command, test: F) {
 }
 
 /// A child of this process; killed when this is dropped.
-pub(crate) struct Child(libc::pid_t);
+#[derive(Debug)]
+pub struct Child(libc::pid_t);
 
 impl Child {
     /// Runs `work` in a child of `fork`.
-    pub(crate) fn new(work: impl FnOnce()) -> Self {
+    pub fn new(work: impl FnOnce()) -> Self {
         // SAFETY: the child runs `work` on its one thread and exits without unwinding.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -55,11 +55,13 @@ impl Child {
         Self(child)
     }
 
-    pub(crate) fn id(&self) -> libc::pid_t {
+    /// The process ID.
+    pub fn id(&self) -> libc::pid_t {
         self.0
     }
 
-    pub(crate) fn wait(&mut self) -> i32 {
+    /// Waits for the end of the process, and returns its wait status.
+    pub fn wait(&mut self) -> i32 {
         let mut status = 0;
         // SAFETY: a place for a number, and a child of this process.
         unsafe { libc::waitpid(self.0, &raw mut status, 0) };
@@ -79,7 +81,7 @@ impl Drop for Child {
 }
 
 /// Runs `checks` in a child of `fork`; each returns its name and whether it holds.
-pub(crate) fn in_a_child(checks: impl FnOnce() -> Vec<(&'static str, bool)>) {
+pub fn in_a_child(checks: impl FnOnce() -> Vec<(&'static str, bool)>) {
     let status = Child::new(|| {
         let broken: Vec<_> = checks().into_iter().filter(|(_, held)| !held).collect();
         assert!(broken.is_empty(), "{broken:?}");

@@ -1,5 +1,4 @@
 //! Waits for what other threads or processes do.
-#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::{fs, thread};
 const HANGS: Duration = Duration::from_secs(300);
 
 /// Waits until `holds`.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < HANGS, "not in {HANGS:?}: {what}");
@@ -18,7 +17,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Waits until `thread` has ended; returns false if it hangs. Unlike a join, this lets a test release what the thread waits for.
-pub(crate) fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
+pub fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
     let begun = Instant::now();
     while !thread.is_finished() && begun.elapsed() < HANGS {
         thread::sleep(Duration::from_millis(1));
@@ -27,14 +26,14 @@ pub(crate) fn ends<T>(thread: &thread::ScopedJoinHandle<'_, T>) -> bool {
 }
 
 /// Runs `act` on another thread: a hang is reported, not waited for.
-pub(crate) fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
+pub fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = channel();
     thread::spawn(move || done.send(act()));
     result.recv_timeout(HANGS).expect("it hangs, or it panicked")
 }
 
 /// The number of threads of this process with this name. A thread that has just begun may not have its name yet.
-pub(crate) fn threads_named(name: &str) -> usize {
+pub fn threads_named(name: &str) -> usize {
     let names =
         fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));
     names.flatten().filter(|found| found.trim() == name).count()

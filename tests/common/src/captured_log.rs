@@ -1,5 +1,4 @@
 //! The logger of a test binary: keeps the lines of each thread for that thread.
-#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Once;
@@ -42,12 +41,12 @@ impl Log for LinesByThread {
 }
 
 /// Installs the logger once, keeps this thread's lines from `info` on, and forgets what it has logged so far.
-pub(crate) fn listen() {
+pub fn listen() {
     listen_from(LevelFilter::Info);
 }
 
 /// Keeps this thread's lines as [`listen`] does, from `level` on.
-pub(crate) fn listen_from(level: LevelFilter) {
+pub fn listen_from(level: LevelFilter) {
     LEVEL.set(level);
     static ONCE: Once = Once::new();
     ONCE.call_once(|| log::set_logger(&LinesByThread).map(|()| log::set_max_level(LevelFilter::Trace)).unwrap());
@@ -55,32 +54,32 @@ pub(crate) fn listen_from(level: LevelFilter) {
 }
 
 /// Level and text of each line that this thread has logged since the last call.
-pub(crate) fn lines_with_levels() -> Vec<(Level, String)> {
+pub fn lines_with_levels() -> Vec<(Level, String)> {
     LINES.take()
 }
 
 /// The lines that this thread has logged since the last call.
-pub(crate) fn lines() -> Vec<String> {
+pub fn lines() -> Vec<String> {
     LINES.take().into_iter().map(|(_, line)| line).collect()
 }
 
 /// File and line in the last record of this thread.
-pub(crate) fn last_place() -> (String, u32) {
+pub fn last_place() -> (String, u32) {
     PLACE.with_borrow(Clone::clone)
 }
 
 /// How many of `lines` contain `part`.
-pub(crate) fn count(lines: &[String], part: &str) -> usize {
+pub fn count(lines: &[String], part: &str) -> usize {
     lines.iter().filter(|line| line.contains(part)).count()
 }
 
 /// Makes the logger panic at this thread's lines that contain `part`, or at none if it is empty.
-pub(crate) fn panic_at(part: &'static str) {
+pub fn panic_at(part: &'static str) {
     PANIC_AT.set(part);
     PANICS.set(0);
 }
 
 /// How often the logger has panicked since [`panic_at`].
-pub(crate) fn panics() -> u64 {
+pub fn panics() -> u64 {
     PANICS.get()
 }

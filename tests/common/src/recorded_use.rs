@@ -5,12 +5,12 @@ use pinpool_observe::record::{Event, Recording};
 use pinpool_testing::{SinkMemory, SinkStream};
 
 /// The number of events for which `is` holds.
-pub(crate) fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
+pub fn count(recording: &Recording, is: impl Fn(&Event) -> bool) -> u64 {
     recording.records.iter().filter(|record| is(&record.event)).count() as u64
 }
 
 /// Holds three buffers at once and makes a copy, 20 times.
-pub(crate) fn use_pool(pool: &Pool) {
+pub fn use_pool(pool: &Pool) {
     let stream = SinkStream::new().unwrap();
     for round in 0..20 {
         let mut device = SinkMemory::new(1 << 20);

@@ -6,6 +6,6 @@ use std::path::Path;
 use pinpool_replay::{Input, Recording};
 
 /// The recording at `path`, plain or compressed.
-pub(crate) fn read_recording(path: &Path) -> io::Result<Recording> {
+pub fn read_recording(path: &Path) -> io::Result<Recording> {
     Recording::read(Input::open(path)?.into_reader())
 }

@@ -1,5 +1,4 @@
-//! The calls of each thread to the global allocator of its binary, and the most bytes that a thread had allocated at one time.
-#![allow(dead_code)] // Each test binary needs one of the two.
+//! The calls of each thread to a global allocator, [`MeasuringAllocator`], and the most bytes that a thread had allocated at one time.
 #![allow(unsafe_code)] // Implements the unsafe `GlobalAlloc`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,22 +11,24 @@ thread_local! {
 }
 
 /// Allocations and frees made by the calling thread so far.
-pub(crate) fn calls() -> u64 {
+pub fn calls() -> u64 {
     CALLS.get()
 }
 
 /// Forgets earlier peaks of the calling thread, and returns what it has allocated now.
-pub(crate) fn start() -> usize {
+pub fn start() -> usize {
     PEAK.set(LIVE.get());
     LIVE.get()
 }
 
 /// Returns the most bytes that the calling thread had allocated at one time since [`start`].
-pub(crate) fn peak() -> usize {
+pub fn peak() -> usize {
     PEAK.get()
 }
 
-struct MeasuringAllocator;
+/// The global allocator of a test binary that measures.
+#[derive(Debug)]
+pub struct MeasuringAllocator;
 
 // SAFETY: every call is passed on to the system's allocator; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for MeasuringAllocator {
@@ -47,6 +48,3 @@ unsafe impl GlobalAlloc for MeasuringAllocator {
         unsafe { System.dealloc(block, layout) }
     }
 }
-
-#[global_allocator]
-static ALLOCATOR: MeasuringAllocator = MeasuringAllocator;

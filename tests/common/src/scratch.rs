@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// A path in a new folder, which the first value removes.
-pub(crate) fn scratch(name: &str) -> (TempDir, PathBuf) {
+pub fn scratch(name: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     (dir, path)

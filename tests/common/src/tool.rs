@@ -1,56 +1,57 @@
 //! The tool as a user meets it: exit status, stdout and stderr of a built program.
-#![allow(dead_code)] // Not every test program needs all.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use serde_json::Value;
 
-pub(crate) use until::until;
-
-#[path = "until.rs"]
-mod until;
+use crate::until::until;
 
 /// The result of one run.
-pub(crate) struct Ran {
+#[derive(Debug)]
+pub struct Ran {
     status: ExitStatus,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+    /// The whole output.
+    pub stdout: String,
+    /// The log.
+    pub stderr: String,
 }
 
 impl Ran {
-    pub(crate) fn code(&self) -> i32 {
+    /// The exit status.
+    pub fn code(&self) -> i32 {
         self.status.code().unwrap_or_else(|| panic!("ended by a signal: {:?}\n{}", self.status, self.stderr))
     }
 
     /// Checks the exit status.
     #[track_caller]
-    pub(crate) fn exits(self, code: i32) -> Self {
+    pub fn exits(self, code: i32) -> Self {
         assert_eq!(self.code(), code, "{}{}", self.stdout, self.stderr);
         self
     }
 
     /// Checks the exit status of a run that has no result.
     #[track_caller]
-    pub(crate) fn refuses(self, code: i32) -> Self {
+    pub fn refuses(self, code: i32) -> Self {
         assert_eq!(self.stdout, "", "{}", self.stderr);
         self.exits(code)
     }
 
     /// The one JSON object on stdout.
-    pub(crate) fn figures(&self) -> Value {
+    pub fn figures(&self) -> Value {
         assert_eq!(self.stdout.lines().count(), 1, "{}{}", self.stdout, self.stderr);
         serde_json::from_str(&self.stdout).unwrap()
     }
 
+    /// Checks that the log contains `words`.
     #[track_caller]
-    pub(crate) fn check_stderr(&self, words: &str) {
+    pub fn check_stderr(&self, words: &str) {
         assert!(self.stderr.contains(words), "no \"{words}\" in:\n{}", self.stderr);
     }
 }
 
 /// A program on the `heap` backend, without the environment of the test.
-pub(crate) fn program(path: &str, args: &[&str]) -> Command {
+pub fn program(path: &str, args: &[&str]) -> Command {
     let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PINPOOL_") || name == "RUST_LOG" {
@@ -61,7 +62,8 @@ pub(crate) fn program(path: &str, args: &[&str]) -> Command {
     command
 }
 
-pub(crate) fn finish(command: &mut Command) -> Ran {
+/// Runs a program that does not panic.
+pub fn finish(command: &mut Command) -> Ran {
     let output = command.output().unwrap();
     let ran = Ran {
         status: output.status,
@@ -73,7 +75,7 @@ pub(crate) fn finish(command: &mut Command) -> Ran {
 }
 
 /// Interrupts a program after its first log line; returns its log and stdout. The handler is installed before that line.
-pub(crate) fn interrupted(command: &mut Command) -> (String, String) {
+pub fn interrupted(command: &mut Command) -> (String, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let (mut log, mut stdout) = (String::new(), String::new());
@@ -85,12 +87,13 @@ pub(crate) fn interrupted(command: &mut Command) -> (String, String) {
     (log, stdout)
 }
 
-pub(crate) fn signal(name: &str, child: &Child) {
+/// Sends a signal.
+pub fn signal(name: &str, child: &Child) {
     assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
 }
 
 /// Waits for the end of `child`, which it kills if it hangs.
-pub(crate) fn ended(what: &str, child: Child) -> ExitStatus {
+pub fn ended(what: &str, child: Child) -> ExitStatus {
     struct Killed(Child);
     impl Drop for Killed {
         fn drop(&mut self) {
@@ -106,6 +109,6 @@ pub(crate) fn ended(what: &str, child: Child) -> ExitStatus {
 }
 
 /// A value that must be a whole number.
-pub(crate) fn number(figures: &Value, name: &str) -> u64 {
+pub fn number(figures: &Value, name: &str) -> u64 {
     figures[name].as_u64().unwrap_or_else(|| panic!("no {name} in {figures}"))
 }

@@ -1,5 +1,4 @@
 //! Reads statistics of pools that other threads may use at the same time.
-#![allow(dead_code)] // Not every test binary needs all of it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +9,8 @@ use pinpool::{Partition, Pool, Stats};
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A pool or a partition.
-pub(crate) trait HasStats {
+pub trait HasStats {
+    /// Returns its statistics.
     fn stats(&self) -> Stats;
 }
 
@@ -28,12 +28,12 @@ impl HasStats for Partition {
 
 /// The statistics, once their sums are equal. A snapshot that is taken while another thread uses the pool, such as the
 /// maintenance thread, may count the two sides of a sum a few operations apart.
-pub(crate) fn valid_stats(pool: &impl HasStats) -> Stats {
+pub fn valid_stats(pool: &impl HasStats) -> Stats {
     stats_when(pool, |_| true)
 }
 
 /// The statistics, once their sums are equal and they satisfy `is_expected`.
-pub(crate) fn stats_when(pool: &impl HasStats, is_expected: impl Fn(&Stats) -> bool) -> Stats {
+pub fn stats_when(pool: &impl HasStats, is_expected: impl Fn(&Stats) -> bool) -> Stats {
     let begun = Instant::now();
     loop {
         let stats = pool.stats();
