@@ -21,8 +21,8 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/loader", 2400),
     ("crates/metrics", 366),
     ("crates/observe", 1800),
-    ("crates/os", 1353),
-    ("crates/preload", 1465),
+    ("crates/os", 1352),
+    ("crates/preload", 1467),
     ("crates/replay", 1298),
     ("crates/shared_buffers", 1051),
     ("crates/shared_limit", 899),
@@ -49,7 +49,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/stats", 503),
     ("src/unstable", 59),
     ("tests", 36891),
-    ("sum of code and tests", 75749),
+    ("sum of code and tests", 75750),
 ];
 
 /// Bytes of all Markdown files.

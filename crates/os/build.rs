@@ -5,8 +5,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     if std::env::var_os("CARGO_CFG_UNIX").is_none() {
         println!(
-            "cargo::error=pinpool needs Linux; on macOS and other Unix systems it builds, with ordinary memory in place of \
-             pinned memory"
+            "cargo::error=pinpool does not build on this system: it needs Linux, or another Unix system, where its memory is not pinned"
         );
     }
 }

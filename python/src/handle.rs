@@ -7,7 +7,7 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 
 use crate::buffer::Buffer;
-use crate::memory::{Memory, PoolTraits};
+use crate::memory::{BufferOrigin, Memory};
 use crate::without_gil::without_gil;
 
 /// A pool that several Python objects share. It is closed when the last of them is dropped.
@@ -16,26 +16,26 @@ pub(crate) struct PoolHandle {
     /// `None` only during the drop.
     pool: Option<Pool>,
     /// Set at the first use of the pool.
-    pub(crate) traits: OnceLock<Arc<PoolTraits>>,
+    pub(crate) origin: OnceLock<Arc<BufferOrigin>>,
 }
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
-        if let (Some(pool), traits) = (self.pool.take(), self.traits.take()) {
-            without_gil(move || traits.into_iter().for_each(|traits| traits.close(pool.clone())));
+        if let (Some(pool), origin) = (self.pool.take(), self.origin.take()) {
+            without_gil(move || origin.into_iter().for_each(|origin| origin.close(pool.clone())));
         }
     }
 }
 
 impl PoolHandle {
     pub(crate) fn new(pool: Pool) -> Self {
-        Self { pool: Some(pool), traits: OnceLock::new() }
+        Self { pool: Some(pool), origin: OnceLock::new() }
     }
 
-    pub(crate) fn traits(&self) -> &Arc<PoolTraits> {
+    pub(crate) fn origin(&self) -> &Arc<BufferOrigin> {
         // The backend is queried first: that starts the pool, which chooses the device in its settings.
-        let of = |pool: &Pool| Arc::new(PoolTraits::of(pool.stats().backend, pool.unstable_config()));
-        self.traits.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
+        let of = |pool: &Pool| Arc::new(BufferOrigin::of(pool.stats().backend, pool.unstable_config()));
+        self.origin.get_or_init(|| self.pool.as_ref().map_or_else(|| unreachable!("it is dropped"), of))
     }
 
     pub(crate) fn pool(&self) -> PyResult<&Pool> {
@@ -45,5 +45,5 @@ impl PoolHandle {
 
 /// Returns the Python object for a buffer of the crate.
 pub(crate) fn buffer(buf: PinnedBuf, handle: &PoolHandle) -> Buffer {
-    Buffer::over(Memory::of(buf, handle.traits().clone()))
+    Buffer::over(Memory::of(buf, handle.origin().clone()))
 }

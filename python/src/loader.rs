@@ -61,7 +61,7 @@ pub struct Reader {
 }
 
 /// Runs `call` on a dedicated thread and checks for signals meanwhile. An interrupt sets `stop` and waits for the thread.
-fn interruptibly<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -> T + Send) -> PyResult<T> {
+fn run_on_thread<T: Send>(py: Python<'_>, stop: &StopFlag, call: impl FnOnce() -> T + Send) -> PyResult<T> {
     thread::scope(|scope| {
         let (send, mut done) = mpsc::sync_channel(1);
         let thread = thread::Builder::new().name("pinpool-list".to_owned());
@@ -130,7 +130,7 @@ impl SampleCatalog {
         let labels = labels.map(|(field, parse)| Arc::new(Labels { field, parse }));
         let mut listing = ListOptions::default();
         listing.open_archives = open_archives;
-        let catalog = interruptibly(py, &listing.stop, || listing.from_paths(&paths))?;
+        let catalog = run_on_thread(py, &listing.stop, || listing.from_paths(&paths))?;
         Ok(Self { pool: pool.requester()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
     }
 

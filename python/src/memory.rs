@@ -30,7 +30,7 @@ use crate::without_gil::without_gil;
 
 /// The properties of the pool of a Python buffer, and how many of its buffers the program has.
 #[derive(Debug)]
-pub(crate) struct PoolTraits {
+pub(crate) struct BufferOrigin {
     /// Ordinal of the GPU that receives copies.
     pub(crate) device: u32,
     /// Whether CUDA pins the memory of the pool.
@@ -48,7 +48,7 @@ pub(crate) struct PoolTraits {
     pool: Mutex<Option<pinpool::Pool>>,
 }
 
-impl Drop for PoolTraits {
+impl Drop for BufferOrigin {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             without_gil(move || drop(pool));
@@ -56,7 +56,7 @@ impl Drop for PoolTraits {
     }
 }
 
-impl PoolTraits {
+impl BufferOrigin {
     pub(crate) fn of(backend: &str, config: &Config) -> Self {
         Self {
             device: config.device,
@@ -72,10 +72,10 @@ impl PoolTraits {
 
     /// Returns the properties for buffers of `pool` in shared memory.
     pub(crate) fn of_shared(pool: pinpool::Pool, is_cuda_pinned: bool) -> Self {
-        let mut traits = Self::of("", pool.unstable_config());
-        (traits.is_cuda_pinned, traits.moves_lists_only) = (is_cuda_pinned, false);
-        traits.pool = Mutex::new(Some(pool));
-        traits
+        let mut origin = Self::of("", pool.unstable_config());
+        (origin.is_cuda_pinned, origin.moves_lists_only) = (is_cuda_pinned, false);
+        origin.pool = Mutex::new(Some(pool));
+        origin
     }
 
     /// Returns whether a hit is short enough to keep the GIL.
@@ -161,7 +161,7 @@ pub(crate) struct Memory {
     pub(crate) len: usize,
     pub(crate) is_pinned: bool,
     pub(crate) numa_node: Option<u32>,
-    pub(crate) traits: Arc<PoolTraits>,
+    pub(crate) origin: Arc<BufferOrigin>,
     state: Mutex<State>,
 }
 
@@ -187,14 +187,14 @@ impl State {
 }
 
 impl Memory {
-    pub(crate) fn of(buf: PinnedBuf, traits: Arc<PoolTraits>) -> Self {
-        traits.unreturned.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn of(buf: PinnedBuf, origin: Arc<BufferOrigin>) -> Self {
+        origin.unreturned.fetch_add(1, Ordering::Relaxed);
         Self {
             address: buf.as_ptr().expose_provenance(),
             len: buf.len(),
             is_pinned: buf.pinned_by() == Some(PinnedBy::Driver),
             numa_node: buf.numa_node(),
-            traits,
+            origin,
             state: Mutex::new(State {
                 buf: Some(buf),
                 views: 0,
@@ -299,7 +299,7 @@ impl Memory {
     /// Delays the return until the work enqueued on `stream` so far has completed.
     pub(crate) fn record_stream(&self, stream: Stream) -> PyResult<()> {
         let earlier = self.unreturned()?.fences.clone();
-        let fence = stream.fence(self.traits.device).or_else(|unfenced| self.quarantine(unfenced))?;
+        let fence = stream.fence(self.origin.device).or_else(|unfenced| self.quarantine(unfenced))?;
         self.record(fence, &earlier)
     }
 
@@ -307,7 +307,7 @@ impl Memory {
     /// therefore replaces the fence of its stream. A fence that another thread has recorded meanwhile may be a later one.
     fn record(&self, fence: Arc<dyn Fence>, earlier: &[Arc<dyn Fence>]) -> PyResult<()> {
         let mut state = self.unreturned()?;
-        self.traits.has_fences.store(true, Ordering::Relaxed);
+        self.origin.has_fences.store(true, Ordering::Relaxed);
         let (stream, checks_completed) = (fence.stream_id(), state.fences.len() >= MAX_UNCHECKED_FENCES);
         state.fences.retain(|each| {
             let is_of_stream = stream.is_some() && each.stream_id() == stream;
@@ -356,23 +356,23 @@ impl Memory {
         }
         let (buf, fences) = (state.buf.take(), std::mem::take(&mut state.fences));
         drop(state);
-        put(buf, fences, &self.traits);
+        put(buf, fences, &self.origin);
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        put(state.buf.take(), std::mem::take(&mut state.fences), &self.traits);
+        put(state.buf.take(), std::mem::take(&mut state.fences), &self.origin);
     }
 }
 
 /// Returns a buffer to its pool after the work before `fences`.
-fn put(buf: Option<PinnedBuf>, fences: Vec<Arc<dyn Fence>>, traits: &PoolTraits) {
+fn put(buf: Option<PinnedBuf>, fences: Vec<Arc<dyn Fence>>, origin: &BufferOrigin) {
     let Some(buf) = buf else { return };
     // Relaxed: the count guards no other memory.
-    traits.unreturned.fetch_sub(1, Ordering::Relaxed);
-    if fences.is_empty() && traits.keeps_gil_on_return(&buf) {
+    origin.unreturned.fetch_sub(1, Ordering::Relaxed);
+    if fences.is_empty() && origin.keeps_gil_on_return(&buf) {
         drop(buf);
     } else {
         without_gil(move || put_after(buf, fences));

@@ -32,7 +32,7 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 ///         np.asarray(buf)[:] = 7
 ///
 /// Threads may share a pool. A pool belongs to one process. In a forked child, requests and the calls `reserve` and
-/// `set_max_bytes` raise ForkError, and all statistics are 0: create another pool there.
+/// `set_max_bytes` of a pool that has started raise ForkError, and all its statistics are 0: create another pool there.
 ///
 /// The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
 /// once no copy has completed for a second. The memory of the remaining copies is never freed.
@@ -113,7 +113,7 @@ impl Pool {
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle_with_gil(&self, len: usize) -> PyResult<Option<Buffer>> {
-        let keeps_gil = self.handle.traits.get().is_some_and(|traits| traits.keeps_gil_on_hit());
+        let keeps_gil = self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit());
         if !keeps_gil || !pinpool::unstable::fast_path::is_open(self.pool()?) {
             return Ok(None);
         }
@@ -365,7 +365,8 @@ impl Pool {
     }
 
     /// Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
-    /// `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
+    /// `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag. All other calls act on the whole pool:
+    /// `close()`, and so the end of a `with` block, closes it.
     fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
         Ok(Self { handle: self.handle.clone(), tagged: Some(self.call(py, |pool| pool.tagged(tag))?) })
     }

@@ -19,7 +19,7 @@ use crate::buffer::Buffer;
 use crate::errors::{ClosedError, ReleasedError, TimeoutError, shared_exception};
 use crate::interrupts::wait_interruptibly;
 use crate::log;
-use crate::memory::{Memory, PoolTraits};
+use crate::memory::{BufferOrigin, Memory};
 use crate::pool::Pool;
 use crate::without_gil::without_gil;
 
@@ -28,7 +28,7 @@ use crate::without_gil::without_gil;
 pub struct SharedPoolCore {
     /// `None` after `close`.
     shared: Mutex<Option<Arc<SharedPool>>>,
-    traits: Arc<PoolTraits>,
+    origin: Arc<BufferOrigin>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,7 +41,7 @@ impl SharedPoolCore {
     }
 
     fn received(&self, buf: pinpool::PinnedBuf) -> Buffer {
-        Buffer::over(Memory::of(buf, self.traits.clone()))
+        Buffer::over(Memory::of(buf, self.origin.clone()))
     }
 
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&SharedPool) -> Result<T, Error> + Send) -> PyResult<T> {
@@ -73,8 +73,8 @@ impl SharedPoolCore {
         let made = py.detach(move || SharedPool::with_hugetlb(&pool, buffer_bytes, num_buffers, hugetlb));
         log::flush(py)?;
         let shared = made.map_err(shared_exception)?;
-        let traits = Arc::new(PoolTraits::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
-        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), traits })
+        let origin = Arc::new(BufferOrigin::of_shared(shared.pool(), shared.pinned_by() == Some(PinnedBy::Driver)));
+        Ok(Self { shared: Mutex::new(Some(Arc::new(shared))), origin })
     }
 
     fn fileno(&self) -> PyResult<RawFd> {
@@ -109,7 +109,7 @@ impl SharedPoolCore {
 
     /// Workers; buffers that are free, being filled, sent, received or in flight, and kept by the program.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize, usize)> {
-        let (counts, unreturned) = (self.shared()?.counts(), self.traits.unreturned.load(Ordering::Relaxed));
+        let (counts, unreturned) = (self.shared()?.counts(), self.origin.unreturned.load(Ordering::Relaxed));
         Ok((self.shared()?.worker_count(), counts.free, counts.filling, counts.sent, counts.received, unreturned))
     }
 

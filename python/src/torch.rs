@@ -90,7 +90,7 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
     let handle = pool.get().handle();
-    let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.traits().is_cuda_pinned), pool.get().requester()?.clone());
+    let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.origin().is_cuda_pinned), pool.get().requester()?.clone());
     if !is_cuda_pinned && pool.unstable_config().backend.name() == "auto" {
         let text = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(text));

@@ -45,7 +45,7 @@ mod queues;
 pub(crate) use fence::{CopyFences, Fences, SharedFence, WorkId, is_complete};
 pub use fence::{Fence, StreamId};
 use fence::{FenceFailure, are_complete_by_load, discard, query, stream_id_of};
-use queues::{Candidate, CopiesInFlight, PendingCopy, Queue};
+use queues::{Candidate, InFlightState, PendingCopy, Queue};
 pub(crate) use queues::{PendingGroup, QueryScope};
 
 /// Items with copies that may still be running, and the fences of these copies.
@@ -53,7 +53,7 @@ pub(crate) use queues::{PendingGroup, QueryScope};
 pub(crate) struct InFlight<T> {
     /// Locked while items move. Under the lock a fence is only read by a load (`is_complete_by_load`), and neither queried nor
     /// dropped.
-    state: Mutex<CopiesInFlight<T>>,
+    state: Mutex<InFlightState<T>>,
     /// Number of items in the queues or quarantined (in-flight-I4). Like `quarantined_count`, it is written under the lock and
     /// read without it.
     unreturned: AtomicU64,
@@ -94,7 +94,7 @@ pub(crate) struct FailedItem<T> {
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
         Self {
-            state: Mutex::new(CopiesInFlight {
+            state: Mutex::new(InFlightState {
                 queues: Vec::new(),
                 last_number: 0,
                 quarantined: VecDeque::new(),

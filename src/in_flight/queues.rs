@@ -21,7 +21,7 @@ pub(super) struct PendingCopy<T> {
 }
 
 #[derive(Debug)]
-pub(super) struct CopiesInFlight<T> {
+pub(super) struct InFlightState<T> {
     /// Searched linearly: programs copy on a few streams.
     pub(super) queues: Vec<Queue<T>>,
     pub(super) last_number: u64,
@@ -66,7 +66,7 @@ pub(crate) struct PendingGroup {
     pub(crate) bytes: u64,
 }
 
-impl<T> CopiesInFlight<T> {
+impl<T> InFlightState<T> {
     pub(super) fn find(&mut self, key: u64) -> Option<&mut Queue<T>> {
         self.queues.iter_mut().find(|queue| queue.key == key)
     }

@@ -33,7 +33,7 @@ impl Request {
         Self { align, ..self }
     }
 
-    /// Sets the longest wait, in place of `PINPOOL_WAIT`. Zero does not wait for room, `None` waits forever.
+    /// Sets the longest wait, in place of `PINPOOL_WAIT`. With zero the request does not wait for room; with `None` it waits forever.
     ///
     /// The timeout limits how long a thread waits for room. Even with a shorter timeout, a thread may wait 100 ms for
     /// other threads' driver calls. Its own driver calls are not interrupted: if the driver hangs, so does the thread.

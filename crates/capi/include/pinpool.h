@@ -92,7 +92,7 @@ typedef enum {
   PP_OK = 0,
   /** An argument is NULL, out of range or invalid UTF-8. */
   PP_INVALID_ARGUMENT = 1,
-  /** A setting is unknown, invalid or contradicts another. */
+  /** A setting is unknown, invalid or contradicts another, or the shared limit of PINPOOL_LEDGER cannot be joined. */
   PP_INVALID_SETTING = 2,
   /** The address is not the start of a buffer in use from this pool. */
   PP_UNKNOWN_POINTER = 3,
@@ -100,7 +100,7 @@ typedef enum {
   PP_UNKNOWN_POOL = 4,
   /**
    * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or must
-   * wait behind earlier requests. A later call may succeed.
+   * wait behind earlier requests. A later call may succeed, unless the request is larger than the limit.
    */
   PP_OVER_LIMIT = 5,
   /** The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with. */
@@ -172,7 +172,10 @@ typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 typedef struct {
   /** sizeof(pp_request_options), by which the library recognizes the version of the header. */
   size_t struct_size;
-  /** The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096. */
+  /**
+   * The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1, since every address is a
+   * multiple of 4096 anyway.
+   */
   size_t alignment;
   /**
    * The longest wait for room, in milliseconds. Even with a shorter timeout, the call may wait up to 100 ms for driver calls of
@@ -244,7 +247,8 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  * pinned memory until the process ends. Streams of any context may be passed to the other functions.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
- * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
+ * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another, the shared limit of PINPOOL_LEDGER
+ *   cannot be joined, or the file of PINPOOL_TRACE cannot be written.
  * - PP_UNAVAILABLE: this machine does not have the backend that was set.
  * - PP_MEMORY_REFUSED: the driver or the kernel refused the whole reserve (see pp_reserve).
  * - PP_OVER_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code
@@ -286,9 +290,9 @@ pp_status pp_pool_close(pp_pool *pool);
  * keep the memory of a destroyed pool and still serve requests: destroy them first. The memory is released by one call, which
  * first waits until no copy is in flight:
  *
- * - no buffer in use: this call.
- * - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
- * - other calls on the pool are running: the last of them to end.
+ * - if no buffer is in use: this call
+ * - if buffers are in use: the call that returns the last of them (under `register` and `cuda` this call waits, too)
+ * - if other calls on the pool are running: the last of them to end
  *
  * The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
  * memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.

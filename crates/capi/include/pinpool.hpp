@@ -13,15 +13,16 @@
  *
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
- * Functions that fail throw pinpool::error, but memory_resource throws pinpool::bad_alloc, and put(), put_ignoring_stream() and
- * destructors throw nothing. A pool, a partition and a memory_resource may be used by several threads concurrently; a buffer
- * by one thread at a time. Needs exceptions and RTTI.
+ * Functions that fail throw pinpool::error, but allocations of a memory_resource throw pinpool::bad_alloc, and put(),
+ * put_ignoring_stream() and destructors throw nothing. A pool, a partition and a memory_resource may be used by several threads
+ * concurrently; a buffer by one thread at a time. Needs exceptions and RTTI.
  *
  * A null stream is the default stream of the translation unit (in pinpool.h it is always the legacy stream):
  * cudaStreamPerThread if it is compiled with `--default-stream per-thread` (nvcc) or CUDA_API_PER_THREAD_DEFAULT_STREAM,
  * otherwise cudaStreamLegacy.
  *
- * Do not pass pools and buffers between translation units of the two kinds: their classes differ.
+ * Do not pass pools and buffers between translation units of the two kinds: their classes differ. Pass `pool.native_handle()`
+ * and `buffer.data()` instead.
  */
 #ifndef PINPOOL_HPP
 #define PINPOOL_HPP
@@ -287,7 +288,7 @@ public:
     stream_or_host stream() const noexcept { return after_; }
 
     /**
-     * Replaces the stream after whose work the memory is reused, also if the destructor runs during stack unwinding. First record
+     * Replaces the stream after whose work the memory is reused, even if the destructor runs during stack unwinding. First record
      * work that is enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run.
      */
     void set_stream(stream_or_host after) noexcept { after_ = after; }
@@ -318,8 +319,8 @@ public:
 
     /**
      * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` so far has completed. If this throws, the
-     * object still has the buffer, except after the four codes that pp_put_after_stream names. Unless a second call succeeds, the
-     * memory is never reused, except after PP_UNAVAILABLE.
+     * object still has the buffer, except after the four codes that pp_put_after_stream names. The memory is then never reused unless
+     * a second call succeeds. After PP_STREAM_CAPTURING it is never reused, and after PP_UNAVAILABLE it is reused immediately.
      */
     void put_after_stream(stream_handle stream)
     {
@@ -456,7 +457,8 @@ private:
 
 /**
  * A pool, shared by its copies. Destroying the last copy or memory_resource destroys it, but not its buffers, and may wait: see
- * pp_pool_destroy. A move of a pool or a partition copies it.
+ * pp_pool_destroy. Do not make a pool static: its destructor would run while the CUDA driver shuts down. Allocate such a pool with new,
+ * and never delete it. A move of a pool or a partition copies it.
  */
 class pool : public pool_base {
 public:

@@ -78,7 +78,8 @@ pub const PP_WAIT_FOREVER: u64 = u64::MAX - 1;
 pub struct pp_request_options {
     /// sizeof(pp_request_options), by which the library recognizes the version of the header.
     pub struct_size: usize,
-    /// The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1: every address is a multiple of 4096.
+    /// The address is a multiple of this number, a power of two of at most 1 GiB. Initially 1, since every address is a
+    /// multiple of 4096 anyway.
     pub alignment: usize,
     /// The longest wait for room, in milliseconds. Even with a shorter timeout, the call may wait up to 100 ms for driver calls of
     /// other threads. Initially PP_WAIT_DEFAULT.
@@ -221,7 +222,7 @@ impl Adopted {
 ///
 /// # Safety
 ///
-/// The memory is initialized and nothing but the buffer's user uses it until `on_release` is called, which may be from any thread.
+/// The memory is initialized. Until `on_release` is called, which may happen on any thread, only the buffer's user uses it.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn pp_adopt(

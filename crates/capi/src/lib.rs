@@ -14,7 +14,7 @@
 //! | `call` | the wrapper of every function, and the thread's last error |
 //! | `status` | the status codes, and the code for each error |
 //! | `config` | the string that a pool is opened with |
-//! | `slots`, `state` | handles of pools, and the end of destroyed pools |
+//! | `slots`, `slot_state` | handles of pools, and the end of destroyed pools |
 //! | `buffers_in_use`, `asan` | the buffers in use, by address; their marks for AddressSanitizer |
 //!
 //! A handle is a number in the form of a pointer and is never dereferenced, so a destroyed or invalid handle is an error and not a
@@ -36,8 +36,8 @@ mod call;
 mod config;
 mod log;
 mod pool;
+mod slot_state;
 mod slots;
-mod state;
 mod status;
 mod version;
 

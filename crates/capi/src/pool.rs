@@ -29,7 +29,8 @@ use crate::status::pp_status;
 /// pinned memory until the process ends. Streams of any context may be passed to the other functions.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
-/// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another.
+/// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another, the shared limit of PINPOOL_LEDGER
+///   cannot be joined, or the file of PINPOOL_TRACE cannot be written.
 /// - PP_UNAVAILABLE: this machine does not have the backend that was set.
 /// - PP_MEMORY_REFUSED: the driver or the kernel refused the whole reserve (see pp_reserve).
 /// - PP_OVER_LIMIT: the reserve exceeds a shared limit or the limit `auto`. If it exceeds a `max_bytes` that was set, the code
@@ -136,9 +137,9 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// keep the memory of a destroyed pool and still serve requests: destroy them first. The memory is released by one call, which
 /// first waits until no copy is in flight:
 ///
-/// - no buffer in use: this call.
-/// - buffers in use: the call that returns the last of them. Under `register` and `cuda` this call waits, too.
-/// - other calls on the pool are running: the last of them to end.
+/// - if no buffer is in use: this call
+/// - if buffers are in use: the call that returns the last of them (under `register` and `cuda` this call waits, too)
+/// - if other calls on the pool are running: the last of them to end
 ///
 /// The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
 /// memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.

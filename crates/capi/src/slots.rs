@@ -27,7 +27,7 @@ use pinpool_os::fork::ForkGeneration;
 
 use crate::buffers_in_use::{BuffersInUse, LookupError};
 use crate::call::Failure;
-use crate::state::{Phase, SlotState};
+use crate::slot_state::{Phase, SlotState};
 use crate::status::pp_status;
 
 /// A pool. An opaque handle; do not dereference it. Any thread may use it at any time.

@@ -18,14 +18,14 @@ pub enum pp_status {
     PP_OK = 0,
     /// An argument is NULL, out of range or invalid UTF-8.
     PP_INVALID_ARGUMENT = 1,
-    /// A setting is unknown, invalid or contradicts another.
+    /// A setting is unknown, invalid or contradicts another, or the shared limit of PINPOOL_LEDGER cannot be joined.
     PP_INVALID_SETTING = 2,
     /// The address is not the start of a buffer in use from this pool.
     PP_UNKNOWN_POINTER = 3,
     /// The handle is invalid, or its pool was destroyed (pp_pool_destroy).
     PP_UNKNOWN_POOL = 4,
     /// The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or must
-    /// wait behind earlier requests. A later call may succeed.
+    /// wait behind earlier requests. A later call may succeed, unless the request is larger than the limit.
     PP_OVER_LIMIT = 5,
     /// The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with.
     PP_NONE_IDLE = 6,

@@ -75,22 +75,24 @@ unsafe impl Source for HostSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let held_bytes = self.held_bytes(len_bytes);
-        let block = self.context.while_alive(|handle| {
+        let acquired = self.context.while_alive(|handle| {
             let _entered = self.driver.enter(handle)?;
             let block = self.driver.host_alloc(held_bytes, SERVED_FLAGS)?;
+            let at = block.addr().get();
+            if at.next_multiple_of(PAGE_BYTES) - at + len_bytes > held_bytes {
+                // SAFETY: the block was allocated above, and was not returned to the caller.
+                let _freed = unsafe { self.driver.free_host(block) };
+                return Ok(None);
+            }
             // The block is recorded before the context can end, since that end forgets the context's blocks.
-            BLOCKS.lock().insert(block.addr().get(), DriverBlock { bytes: held_bytes, context: self.context.number() });
-            Ok(block)
+            BLOCKS.lock().insert(at, DriverBlock { bytes: held_bytes, context: self.context.number() });
+            Ok(Some(block))
         });
-        let block = block.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;
-        let start = block.addr().get().next_multiple_of(PAGE_BYTES);
-        if start - block.addr().get() + len_bytes > held_bytes {
-            BLOCKS.lock().remove(block.addr().get());
-            // SAFETY: the block was allocated above, and was not returned to the caller.
-            let _leaked = unsafe { self.driver.free_host(block) };
-            return Err(SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region"));
-        }
-        let start = block.cast::<u8>().map_addr(|block| block.saturating_add(start - block.get()));
+        let acquired = acquired.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;
+        let unaligned = || SourceError::new("cuMemHostAlloc", "the driver's block holds no page-aligned region");
+        let block = acquired.ok_or_else(unaligned)?;
+        let to_page = |at: usize| at.next_multiple_of(PAGE_BYTES) - at;
+        let start = block.cast::<u8>().map_addr(|at| at.saturating_add(to_page(at.get())));
         // Relaxed: the number publishes no other data.
         Ok(Region::new(start, len_bytes, self.acquired.fetch_add(1, Ordering::Relaxed)))
     }

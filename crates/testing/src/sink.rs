@@ -1,4 +1,4 @@
-//! A host that simulates a device: a stream is a worker thread, device memory is a vector.
+//! A device simulated on the host: a stream is a worker thread, and device memory is a vector.
 //!
 //! Copies run later, in order, and read their source when they run, as a DMA engine does; a [`SinkGate`] holds a stream
 //! until it is dropped.

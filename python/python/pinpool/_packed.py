@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["PackedBatch"]
 
 #: The shared pools created in this process or in its parent before a fork, by inode and device of the memory file.
-live_pools: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
+live_shared_pools: weakref.WeakValueDictionary[tuple[int, int], SharedPool] = weakref.WeakValueDictionary()
 
 
 class PackedBatch:
@@ -40,7 +40,7 @@ class PackedBatch:
         if self._is_received:
             return
         # A worker, which has sent the ticket, did not create the pool.
-        if (shared := live_pools.get(self._identity)) is not None and shared._owner_pid == os.getpid():
+        if (shared := live_shared_pools.get(self._identity)) is not None and shared._owner_pid == os.getpid():
             with contextlib.suppress(PinpoolError):  # Fails if the ticket was received in another way.
                 shared.receive(self).release()
 

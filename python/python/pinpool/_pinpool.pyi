@@ -132,7 +132,7 @@ class Pool:
             np.asarray(buf)[:] = 7
 
     Threads may share a pool. A pool belongs to one process. In a forked child, requests and the calls `reserve` and
-    `set_max_bytes` raise ForkError, and all statistics are 0: create another pool there.
+    `set_max_bytes` of a pool that has started raise ForkError, and all its statistics are 0: create another pool there.
 
     The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
     once no copy has completed for a second. The memory of the remaining copies is never freed.
@@ -347,7 +347,8 @@ class Pool:
         """
     def tagged(self, tag: str) -> Pool:
         """Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
-        `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag.
+        `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag. All other calls act on the whole pool:
+        `close()`, and so the end of a `with` block, closes it.
         """
     @property
     def name(self) -> str | None:

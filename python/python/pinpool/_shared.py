@@ -17,7 +17,7 @@ from ._arguments import checked_int
 from ._batches import SharedBatches
 from ._errors import ClosedError, ForkError, LimitError, PinpoolError
 from ._layout import BatchLayout, Views, choose_library
-from ._packed import PackedBatch, live_pools
+from ._packed import PackedBatch, live_shared_pools
 from ._pool import Pool
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SharedPool:
         self._pool = Pool(name="shared") if pool is None else pool
         self._core = _pinpool.SharedPoolCore(self._pool, buffer_bytes, num_buffers, {"off": False, "auto": None, "2MiB": True}[hugetlb])
         self._initialize(self._core.fileno(), library)
-        live_pools[self._identity] = self
+        live_shared_pools[self._identity] = self
 
     def _initialize(self, descriptor: int, library: Literal["numpy", "torch"]) -> None:
         self._descriptor, self._owner_pid, self.library = descriptor, os.getpid(), library
@@ -402,11 +402,11 @@ def _unpickle(duplicate: Any, library: Literal["numpy", "torch"]) -> SharedPool:
         if attached is not None and attached._owner_pid == os.getpid() and not attached._is_closed:
             os.close(descriptor)
             return attached
-        pool = SharedPool.__new__(SharedPool)
-        pool._initialize(descriptor, library)
-        weakref.finalize(pool, os.close, descriptor)
-        _attached[identity] = pool
-        return pool
+        shared = SharedPool.__new__(SharedPool)
+        shared._initialize(descriptor, library)
+        weakref.finalize(shared, os.close, descriptor)
+        _attached[identity] = shared
+        return shared
 
 
 def _keep_freed_memory(nbytes: int) -> None:

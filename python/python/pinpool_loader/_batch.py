@@ -56,7 +56,7 @@ class RawBatch(NamedTuple):
 class LoaderInfo(NamedTuple):
     """Data shared by all batches of a loader."""
 
-    catalog: _pinpool.SampleCatalog | _SampleTable
+    catalog: _pinpool.SampleCatalog | _PickledCatalog
     #: Shape and dtype of each decoded field, by its names.
     decoded: dict[tuple[str, ...], tuple[tuple[int, ...], str]]
     seed: int
@@ -83,30 +83,33 @@ class Batch:
         failures: descriptions of the samples that were left out, with `on_error="skip"`.
     """
 
-    __slots__ = ("__weakref__", "_field_offsets", "_info", "_labels", "_parts", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
+    __slots__ = ("__weakref__", "_info", "_labels", "_offsets", "_parts", "_rng", "buffer", "epoch", "failures", "index_in_epoch", "index_overall")
 
     buffer: Buffer | bytearray
     epoch: int
     index_in_epoch: int
     index_overall: int
     failures: list[str]
+    _rng: np.random.Generator | None
 
     def __init__(self, raw: RawBatch, labels: list[Any] | None, failures: list[str], info: LoaderInfo) -> None:
         self.index_overall, self.epoch, self.index_in_epoch = raw.index_overall, raw.epoch, raw.index_in_epoch
         self.buffer, self._parts = raw.buffer, [Part._make(part) for part in raw.parts]
-        self._info, self._labels, self.failures = info, labels, failures
-        self._field_offsets = dict(zip(info.decoded, raw.field_offsets or [0] * len(info.decoded), strict=True))
+        self._info, self._labels, self.failures, self._rng = info, labels, failures, None
+        self._offsets = dict(zip(info.decoded, raw.field_offsets or [0] * len(info.decoded), strict=True))
 
     @property
     def _is_decoded(self) -> bool:
         return bool(self._info.decoded)
 
     def rng(self) -> np.random.Generator:
-        """Returns a random number generator seeded by the loader's seed, the epoch, the index of the batch and the rank.
+        """Returns the batch's random number generator, seeded by the loader's seed, the epoch, the index of the batch and the rank.
 
-        Its numbers are the same in every run and with any number of threads. Each call starts again, so call it once per batch.
+        Its numbers are the same in every run and with any number of threads. Each call returns the same generator. After unpickling, the
+        numbers begin again.
         """
-        return np.random.default_rng((self._info.seed, self.epoch, self.index_in_epoch, self._info.rank))
+        self._rng = self._rng or np.random.default_rng((self._info.seed, self.epoch, self.index_in_epoch, self._info.rank))
+        return self._rng
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -140,7 +143,7 @@ class Batch:
         shape, dtype = self._info.decoded[names]
         shape = (len(self), *shape)
         count = math.prod(shape)
-        whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._field_offsets[names]) if count else np.empty(0, dtype)
+        whole = np.frombuffer(memoryview(self.buffer), dtype, count, self._offsets[names]) if count else np.empty(0, dtype)
         return whole.reshape(shape)
 
     def __iter__(self) -> Iterator[Any]:
@@ -172,7 +175,7 @@ class Batch:
 
     def _decoded(self) -> dict[tuple[str, ...], _Array]:
         """Returns the decoded fields by their names, as new views of the buffer."""
-        return {names: self._array(names) for names in self._field_offsets}
+        return {names: self._array(names) for names in self._offsets}
 
     def _pinpool_arrays(self) -> dict[tuple[str, ...], _Array]:
         """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are numbers."""
@@ -221,7 +224,7 @@ class Batch:
         if not isinstance(name, str):
             raise TypeError(f"a field name must be a str, such as 'jpg', not {name!r}")
         values, name = [], name.removeprefix(".").lower()
-        for names in self._field_offsets:
+        for names in self._offsets:
             if name in names or name == ";".join(names):
                 return self._array(names)
         for index, fields in enumerate(self._info.catalog.fields(self.sample_indices)):
@@ -231,7 +234,7 @@ class Batch:
                 begin, end = spans[name]
                 values.append(self._view(self._parts[index].start + begin, end - begin))
             elif default is _MISSING:
-                available = ", ".join([*spans, *itertools.chain(*self._field_offsets)]) or "no fields"
+                available = ", ".join([*spans, *itertools.chain(*self._offsets)]) or "no fields"
                 raise KeyError(f"{self.names[index]} has no field {name!r}: it has {available}")
             else:
                 values.append(default)
@@ -281,8 +284,8 @@ class Batch:
 
     def __reduce__(self) -> Any:
         copied = bytearray(memoryview(self.buffer))
-        raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._field_offsets.values()), None, [])
-        info = self._info._replace(catalog=_SampleTable.of(self._info.catalog, self.sample_indices))
+        raw = RawBatch(self.index_overall, self.epoch, self.index_in_epoch, copied, self._parts, list(self._offsets.values()), None, [])
+        info = self._info._replace(catalog=_PickledCatalog.of(self._info.catalog, self.sample_indices))
         return Batch, (raw, self._labels, self.failures, info)
 
     def __repr__(self) -> str:
@@ -290,14 +293,14 @@ class Batch:
         return f"<pinpool_loader.Batch {self.index_in_epoch} of epoch {self.epoch}: {len(self)} samples, {self.nbytes} bytes{failed}>"
 
 
-class _SampleTable(NamedTuple):
+class _PickledCatalog(NamedTuple):
     """Names, fields and lengths of the samples of a pickled batch, by number."""
 
     of_samples: dict[int, tuple[str, list[_Field], int | None]]
 
     @classmethod
-    def of(cls, table: _pinpool.SampleCatalog | _SampleTable, indices: list[int]) -> _SampleTable:
-        return cls(dict(zip(indices, zip(table.names(indices), table.fields(indices), map(table.sample_bytes, indices), strict=True), strict=True)))
+    def of(cls, other: _pinpool.SampleCatalog | _PickledCatalog, indices: list[int]) -> _PickledCatalog:
+        return cls(dict(zip(indices, zip(other.names(indices), other.fields(indices), map(other.sample_bytes, indices), strict=True), strict=True)))
 
     def names(self, indices: list[int]) -> list[str]:
         return [self.of_samples[sample][0] for sample in indices]

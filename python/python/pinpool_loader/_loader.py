@@ -218,9 +218,9 @@ class Loader(Generic[T]):
         if open_archives is None:
             _check_archives_opened(self._catalog.unopened())
         self._has_labels = True
-        self._label_by_class: dict[str, Any] | None = None
+        self._label_of_directory: dict[str, Any] | None = None
         if label_field is None:
-            self._label_by_directory(label_function)
+            self._set_directory_labels(label_function)
         self._reader: _pinpool.Reader | None = None
         self._last_loop_number = 0
         self._interrupted_loops: set[int] = set()  # Numbers of loops that another loop has cut short.
@@ -229,14 +229,14 @@ class Loader(Generic[T]):
         if state is not None:
             self.load_state_dict(state)
 
-    def _label_by_directory(self, label_function: Callable[[str], Any] | None) -> None:
+    def _set_directory_labels(self, label_function: Callable[[str], Any] | None) -> None:
         """Determines the labels of samples without a field for them."""
         classes, has_archives = self._catalog.classes()
         if label_function is not None and has_archives:
             raise ValueError("label_function= needs label_field=, because samples in archives have no directory as a label")
         self._has_labels = not (classes and has_archives)
         if not has_archives:
-            self._label_by_class = {name: _label(label_function, name, index) for index, name in enumerate(classes)}
+            self._label_of_directory = {name: _label(label_function, name, index) for index, name in enumerate(classes)}
 
     def _check_loadable(self, path_list: list[str]) -> None:
         """Raises an error for files that cannot be loaded as requested."""
@@ -292,7 +292,7 @@ class Loader(Generic[T]):
     def classes(self) -> list[str]:
         """Sorted names of the directories; without `label_function`, label `i` means `classes[i]`. The list is empty with
         `label_field`, or if a sample is in an archive."""
-        return list(self._label_by_class or ())
+        return list(self._label_of_directory or ())
 
     @property
     def failures(self) -> list[str]:
@@ -356,8 +356,8 @@ class Loader(Generic[T]):
         labels = raw.labels
         if labels is None and self._has_labels:
             labels = self._catalog.labels([sample for sample, *_ in raw.parts])
-            if self._label_by_class is not None:
-                labels = [self._label_by_class[name] for name in labels]
+            if self._label_of_directory is not None:
+                labels = [self._label_of_directory[name] for name in labels]
         is_last = raw.index_in_epoch + 1 == self._num_batches(raw.epoch)
         next_position = (raw.epoch + 1, 0) if is_last else (raw.epoch, raw.index_in_epoch + 1)
         return Batch(raw, labels, failures, self._info), (*next_position, raw.index_overall + 1)

@@ -33,9 +33,10 @@ unsafe impl Sync for BlockMemory {}
 pub(crate) enum SlowCalls {
     /// No calls, because a task polls the attempt.
     Forbidden,
-    /// All calls; the attempt is counted as a miss. It waits for other threads until this time.
+    /// All calls; the attempt is counted as a miss, even if a waiting request repeats it. It waits for other threads until this
+    /// time.
     FirstAttempt(Instant),
-    /// All calls; an earlier attempt without calls has counted the miss.
+    /// All calls; an earlier attempt of the request has counted the miss.
     Retry(Instant),
     /// As `Retry`, but requests no memory from the source, which refused a call too recently.
     RetryWithoutAcquire(Instant),

@@ -298,7 +298,7 @@ impl PoolCore {
         let mut evicted = evicted.or_else(|| self.idle.evict_over_limit());
         while let Some(Eviction { entry, reason, check }) = evicted {
             self.evict(Block::from_entry(entry), reason);
-            // After the last handle is dropped, no request profits from a raised limit.
+            // After the last handle is dropped, no request benefits from a raised limit.
             if let Some(check) = check.filter(|_| !self.lifetime.is_sealed()) {
                 if let Some(to) = check.raised_to {
                     self.record(Event::Limit { from: check.limit, to });

@@ -1,7 +1,7 @@
 /* The functions of the CUDA driver that streams.cpp calls, declared as in cuda.h, so that no toolkit is needed. The example
    copy_batches.cpp has its own declarations. */
-#ifndef CUDA_DRIVER_H
-#define CUDA_DRIVER_H
+#ifndef CUDA_DRIVER_HPP
+#define CUDA_DRIVER_HPP
 
 #include <pinpool.h>
 

@@ -50,11 +50,11 @@ def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memor
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
     rank_count = max(int(ranks), 1) if ranks.isdecimal() else 1
     share = max(total * _NUMERATOR // _DENOMINATOR // rank_count // _GRANULE, 1) * _GRANULE
-    divisor = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
+    qualification = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
     if has_unknown_local_ranks(environ):
-        divisor = " for this process alone, because LOCAL_WORLD_SIZE is not set: all ranks of a host together may pin more than its memory"
+        qualification = " for this process alone, because LOCAL_WORLD_SIZE is not set: all ranks of a host together may pin more than its memory"
     return share, (
-        f"torch limit: max={_format_bytes(share)}: three quarters of {_format_bytes(total)} ({origin}){divisor}; "
+        f"torch limit: max={_format_bytes(share)}: three quarters of {_format_bytes(total)} ({origin}){qualification}; "
         "to change it, set PINPOOL_MAX_BYTES or install(max_bytes=...)"
     )
 

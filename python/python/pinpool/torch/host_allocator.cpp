@@ -581,13 +581,14 @@ void free_block(void* address) {
   }
 }
 
-// Why no allocator may be installed.
-struct Refusal {
+// How a call ended: OK, or another status with its text.
+struct Outcome {
   pinpool_torch_status status = PINPOOL_TORCH_OK;
   const char* text = "";
 };
 
-Refusal find_refusal() {
+// Returns OK if an allocator may be installed.
+Outcome check_suitability() {
   auto* allocator = installed.load(std::memory_order_acquire);
   if (at::getHostAllocator(kDevice) == nullptr) {
     return {PINPOOL_TORCH_UNSUITABLE, "this torch has no allocator of pinned memory: it was built without CUDA"};
@@ -601,13 +602,13 @@ Refusal find_refusal() {
   return {};
 }
 
-// Returns the status of the refusal that `call` returns, or FAILED if it throws, and writes the text.
+// Returns the status of the outcome that `call` returns, or FAILED if it throws, and writes the text.
 template <typename Call>
 int report(char* error, size_t error_bytes, Call call) {
   try {
-    const Refusal result = call();
-    std::snprintf(error, error_bytes, "%s", result.text);
-    return result.status;
+    const Outcome outcome = call();
+    std::snprintf(error, error_bytes, "%s", outcome.text);
+    return outcome.status;
   } catch (const std::exception& failure) {
     std::snprintf(error, error_bytes, "%s", failure.what());
     return PINPOOL_TORCH_FAILED;
@@ -618,17 +619,17 @@ int report(char* error, size_t error_bytes, Call call) {
 
 extern "C" {
 
-// Returns OK if an allocator may be installed, or the status of a `Refusal` with its text.
+// Returns OK if an allocator may be installed, or another status with its text.
 int pinpool_torch_check(char* error, size_t error_bytes) {
-  return report(error, error_bytes, find_refusal);
+  return report(error, error_bytes, check_suitability);
 }
 
-// Returns OK, or the status and text of a `Refusal` and no longer uses `functions`. Called by one thread, before others request
-// pinned memory from torch.
+// Returns OK. Otherwise returns another status with its text, and no longer uses `functions`. Called by one thread, before
+// others request pinned memory from torch.
 int pinpool_torch_install(const pinpool_torch_functions* functions, char* error, size_t error_bytes) {
-  return report(error, error_bytes, [&]() -> Refusal {
-    if (const Refusal refusal = find_refusal(); refusal.status != PINPOOL_TORCH_OK) {
-      return refusal;
+  return report(error, error_bytes, [&]() -> Outcome {
+    if (const Outcome outcome = check_suitability(); outcome.status != PINPOOL_TORCH_OK) {
+      return outcome;
     }
     auto* torch_allocator = at::getHostAllocator(kDevice);
     auto* previous = installed.load(std::memory_order_acquire);
@@ -652,7 +653,7 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
 // allocator stays installed and forwards requests, because it tracks the streams of the blocks. Returns OK, or FAILED with a text.
 int pinpool_torch_uninstall(size_t* blocks_in_use, char* error, size_t error_bytes) {
   *blocks_in_use = 0;
-  return report(error, error_bytes, [&]() -> Refusal {
+  return report(error, error_bytes, [&]() -> Outcome {
     auto* allocator = installed.load(std::memory_order_acquire);
     if (allocator != nullptr) {
       allocator->disable();
