@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut buf = pool.get(len.next_multiple_of(BLOCK_BYTES))?;
     let target = buf.wait_slice_mut()?;
     let mut filled = 0;
-    // The last read ends at the end of the file, within a block. A read of 0 bytes means that the file was truncated meanwhile.
+    // The last read ends at the end of the file, within a block. A read of 0 bytes means that the file was truncated during the loop.
     // After a shorter read elsewhere, `O_DIRECT` refuses the next read, which is an error.
     while filled < len {
         match file.read(&mut target[filled..])? {

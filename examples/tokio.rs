@@ -1,5 +1,5 @@
 //! The pool in an asynchronous runtime: two tasks on one worker thread. One task fills buffers; the other copies them to a device
-//! and awaits each copy. Neither blocks the thread, since `main` starts the pool before: a task is woken when its request is
+//! and awaits each copy. Neither blocks the thread, since `main` has started the pool: a task is woken when its request is
 //! served or its copy completes.
 
 #![allow(clippy::print_stdout)] // The example prints its result.

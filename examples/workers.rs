@@ -3,6 +3,7 @@
 //! `cargo run --example workers -- [WORKERS] [BATCHES]`. One worker aborts while it fills a buffer, which then becomes free.
 
 #![allow(clippy::print_stdout)] // The example prints its result.
+#![allow(unsafe_code)] // Passes the descriptor of the shared memory to workers.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -22,7 +23,8 @@ const LONG: Duration = Duration::from_secs(30);
 /// it receives batch numbers and sends tickets.
 fn work(trainer: &str, descriptor: &str, dies: bool) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let worker = SharedWorker::attach_to_process(trainer.parse()?, descriptor.parse()?)?;
+    // SAFETY: the trainer and its workers change the memory only through pinpool.
+    let worker = unsafe { SharedWorker::attach_to_process(trainer.parse()?, descriptor.parse()?) }?;
     let mut number = [0; 8];
     while socket.read_exact(&mut number).is_ok() {
         let batch = u64::from_le_bytes(number);
@@ -44,8 +46,12 @@ struct Worker {
 fn start(shared: &SharedPool, dies: bool) -> Result<Worker, Box<dyn Error>> {
     let (socket, theirs) = UnixStream::pair()?;
     let mut command = Command::new(std::env::current_exe()?);
-    let [trainer, descriptor] = [std::process::id().to_string(), shared.as_fd().as_raw_fd().to_string()];
-    command.args(["--worker", &trainer, &descriptor]).args(dies.then_some("dies")).stdin(OwnedFd::from(theirs));
+    // SAFETY: only its number is passed, to a worker that changes the memory only through pinpool.
+    let descriptor = unsafe { shared.descriptor() }.as_raw_fd();
+    command
+        .args(["--worker", &std::process::id().to_string(), &descriptor.to_string()])
+        .args(dies.then_some("dies"))
+        .stdin(OwnedFd::from(theirs));
     Ok(Worker { socket, process: command.spawn()? })
 }
 

@@ -1,5 +1,6 @@
 //! Errors. Every text is one line; [`report`](Error::report) adds the holders of memory.
 
+use std::borrow::Cow;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -73,9 +74,9 @@ pub(crate) enum ErrorKind {
     #[error("invalid stream or event: {why}")]
     Handle { why: String },
     #[error("cannot copy {len}B: {why}")]
-    Copy { len: usize, why: String },
+    CopyRefused { len: usize, why: String, code: Option<i64> },
     #[error("no device address for {} of memory: {why}", Size(*len as u64))]
-    Address { len: usize, why: String },
+    Unmapped { len: usize, why: String },
     #[error(
         "the pool belongs to process {parent}, and its forked child {child} inherits neither memory nor devices; build a \
          new pool after the fork"
@@ -90,12 +91,12 @@ pub(crate) enum ErrorKind {
     )]
     Late { requested_bytes: u64, waited: Duration },
     #[error("device failure: {why}")]
-    Device { why: String },
+    DeviceFailed { why: String, code: Option<i64> },
     #[error(
-        "the stream is capturing a graph, and the pool cannot know when launches of the graph use the buffer; copy before the \
-         capture begins or after it ends, or return the buffer after the last launch, on the stream of that launch"
+        "the stream is capturing a graph, or the event is part of one, and the pool cannot know when launches use the buffer; copy \
+         before the capture begins or after it ends, or return the buffer after the last launch, on the stream of that launch"
     )]
-    Capture,
+    CapturingStream,
 }
 
 macro_rules! predicates {
@@ -126,13 +127,14 @@ predicates! {
     is_setting, Setting = Setting | UnknownSetting;
     /// Returns whether the target or source of a copy is too small, or the driver refused the copy. Nothing was enqueued. Other
     /// refusals have other predicates, such as [`is_capturing_stream`](Self::is_capturing_stream).
-    is_copy_refused, CopyRefused = Copy;
-    /// Returns whether memory has no address on a device, since it was not pinned for it.
-    is_unmapped, Unmapped = Address;
-    /// Returns whether the device failed, so that it is unknown whether a copy has completed.
-    is_device_failed, DeviceFailed = Device;
-    /// Returns whether the stream is capturing a graph: a copy was refused, or the end of other work is unknown.
-    is_capturing_stream, CapturingStream = Capture;
+    is_copy_refused, CopyRefused = CopyRefused;
+    /// Returns whether the memory has no address on the device, because it was not pinned for that device.
+    is_unmapped, Unmapped = Unmapped;
+    /// Returns whether the device failed or refused a fence, so that it is unknown whether a copy or other work has completed.
+    is_device_failed, DeviceFailed = DeviceFailed;
+    /// Returns whether the stream is capturing a graph, or the event was recorded in a capture: a copy was refused, or the end of
+    /// other work is unknown.
+    is_capturing_stream, CapturingStream = CapturingStream;
     /// Returns whether the pool was created before this process was forked.
     is_forked, Forked = Forked;
     /// Returns whether the pool or the partition was closed ([`Pool::close`](crate::Pool::close),
@@ -159,8 +161,11 @@ impl Error {
         matches!(*self.0, ErrorKind::Handle { .. })
     }
 
-    /// Returns the error number of the driver or the kernel that refused memory, if it gave one.
+    /// Returns the error number of the driver or the kernel if it gave one: for refused memory, refused copies and failed devices.
     pub fn code(&self) -> Option<i64> {
+        if let ErrorKind::CopyRefused { code, .. } | ErrorKind::DeviceFailed { code, .. } = *self.0 {
+            return code;
+        }
         if let RefusedBy::Source { code } = self.no_memory()?.refused.by { code } else { None }
     }
 
@@ -190,9 +195,7 @@ impl Error {
 
     fn no_memory(&self) -> Option<&NoMemory> {
         match &*self.0 {
-            ErrorKind::Limit(no_memory) | ErrorKind::Timeout(no_memory) | ErrorKind::Backend(no_memory) => {
-                Some(no_memory)
-            }
+            ErrorKind::Limit(found) | ErrorKind::Timeout(found) | ErrorKind::Backend(found) => Some(found),
             _ => None,
         }
     }
@@ -225,23 +228,23 @@ impl Error {
     /// Returns the error of a copy refused before anything was enqueued, with the reason. For implementors of
     /// [`CopyTarget`](crate::copy::CopyTarget).
     pub fn copy_refused(len: usize, why: impl fmt::Display) -> Self {
-        ErrorKind::Copy { len, why: why.to_string() }.into()
+        ErrorKind::CopyRefused { len, why: why.to_string(), code: None }.into()
     }
 
     /// Returns the error of a stream that is capturing a graph ([`is_capturing_stream`](Self::is_capturing_stream)). For implementors of
-    /// [`CopyStream`](crate::copy::CopyStream), as are the next two.
+    /// [`CopyStream`](crate::copy::CopyStream).
     pub fn capturing_stream() -> Self {
-        ErrorKind::Capture.into()
+        ErrorKind::CapturingStream.into()
     }
 
     /// Returns the error of a stream or event that the driver does not know
-    /// ([`is_invalid_handle`](Self::is_invalid_handle)), with the reason.
+    /// ([`is_invalid_handle`](Self::is_invalid_handle)), with the reason. For implementors of [`CopyStream`](crate::copy::CopyStream).
     pub fn invalid_handle(why: impl fmt::Display) -> Self {
         ErrorKind::Handle { why: why.to_string() }.into()
     }
 
-    /// Returns the error of a driver or device that this machine lacks ([`is_unavailable`](Self::is_unavailable)), with the
-    /// reason.
+    /// Returns the error of a driver, device or thread that this machine lacks ([`is_unavailable`](Self::is_unavailable)), with
+    /// the reason. For implementors of [`CopyStream`](crate::copy::CopyStream).
     pub fn unavailable(what: impl fmt::Display, why: impl fmt::Display) -> Self {
         ErrorKind::Unavailable { what: what.to_string(), why: why.to_string() }.into()
     }
@@ -249,7 +252,16 @@ impl Error {
     /// Returns the error of a device failure that leaves the state of a copy unknown. For implementors of
     /// [`Fence`](crate::copy::Fence).
     pub fn device_failed(why: impl fmt::Display) -> Self {
-        ErrorKind::Device { why: why.to_string() }.into()
+        ErrorKind::DeviceFailed { why: why.to_string(), code: None }.into()
+    }
+
+    /// Adds the error number of the driver to a refused copy or failed device.
+    #[must_use]
+    pub fn with_code(mut self, number: i64) -> Self {
+        if let ErrorKind::CopyRefused { code, .. } | ErrorKind::DeviceFailed { code, .. } = &mut *self.0 {
+            *code = Some(number);
+        }
+        self
     }
 }
 
@@ -281,12 +293,12 @@ impl From<ErrorKind> for Error {
 /// A refusal by a driver or the kernel: the call, the reason, the error number and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed: {what}{}{}", code.map(|code| format!(" (code {code})")).unwrap_or_default(),
-        remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default())]
+        remedy.as_ref().map(|remedy| format!("; {remedy}")).unwrap_or_default())]
 pub struct SourceError {
     pub(crate) call: &'static str,
     pub(crate) code: Option<i64>,
     pub(crate) what: String,
-    pub(crate) remedy: Option<&'static str>,
+    pub(crate) remedy: Option<Cow<'static, str>>,
     pub(crate) retry: Retry,
 }
 
@@ -329,8 +341,8 @@ impl SourceError {
 
     /// Adds the likely cause and what to change.
     #[must_use]
-    pub fn with_remedy(self, remedy: &'static str) -> Self {
-        Self { remedy: Some(remedy), ..self }
+    pub fn with_remedy(self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
     }
 
     /// Adds the size of the request, and the limit if it is known.
@@ -350,9 +362,9 @@ impl SourceError {
 
     /// Splits the error into the failure and the remedy.
     #[doc(hidden)]
-    pub fn unstable_split(mut self) -> (String, Option<&'static str>) {
+    pub fn unstable_split(mut self) -> (String, Option<String>) {
         let remedy = self.remedy.take();
-        (self.to_string(), remedy)
+        (self.to_string(), remedy.map(Cow::into_owned))
     }
 
     /// Returns the call that failed.

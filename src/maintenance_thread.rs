@@ -368,7 +368,7 @@ impl MaintenanceThread {
         }
     }
 
-    /// Records that a sleep ended `late` after its end was due. If that is [`STOPPED_FROM`] or more, the process was stopped meanwhile.
+    /// Records that a sleep ended `late` after its end was due. If that is [`STOPPED_FROM`] or more, the process was stopped during the sleep.
     fn record_oversleep(&self, late: Duration) {
         if late >= STOPPED_FROM {
             // Relaxed: a statistic.

@@ -30,7 +30,7 @@ const PHRASES: &[(&str, &str, usize, usize)] = &[
     ("whose|of which", "a second sentence", 0, 0),
     ("ledgers", "shared limits", 0, 0),
     // The setting PINPOOL_LEDGER.
-    ("ledger", "shared limit", 0, 6),
+    ("ledger", "shared limit", 0, 5),
     // A key of `pinpool why --lines --json`.
     ("verdict", "diagnosis", 0, 6),
     // The name of a file, and of variables with the numbers of a report.

@@ -154,7 +154,7 @@ mod tests {
         assert!(arena.finish_succeeded(plan, 9_000_000));
         arena.validate().unwrap();
         // Three granules are in a row now. Both remapped granules have the age of the one that was idle longest.
-        assert_eq!(arena.stats().idle_bytes, 6 * GRANULE);
+        assert_eq!(arena.stats().free_granule_bytes, 6 * GRANULE);
         assert_eq!(arena.idle.longest_idle().take(2).map(|run| run.extent).collect::<Vec<_>>(), [at(16), at(17)]);
         let plan = arena.compact(6 * GRANULE).unwrap();
         assert_eq!(moves(&plan), [(3, 18, 1), (9, 19, 1)]);

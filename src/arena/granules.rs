@@ -51,7 +51,7 @@ pub(crate) struct GranuleZone {
 
 impl GranuleSizes {
     /// Returns the sizes for a pool under this limit: `smallest_bytes` at the start of a range, larger sizes at higher offsets.
-    pub(crate) fn of_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
+    pub(crate) fn for_pool(smallest_bytes: u64, max_bytes: Option<u64>) -> Self {
         let first_granules = match max_bytes {
             None => UNBOUNDED_GRANULES,
             Some(max_bytes) if max_bytes / smallest_bytes <= SMALL_POOL_GRANULES => SMALL_POOL_GRANULES,
@@ -66,7 +66,7 @@ impl GranuleSizes {
         Self { smallest_bytes: bytes, largest_bytes: bytes, first_granules: 1, next_granules: 1 }
     }
 
-    /// Returns sizes like [`of_pool`](Self::of_pool), but with `granules` granules of each size, up to `largest_bytes`.
+    /// Returns sizes like [`for_pool`](Self::for_pool), but with `granules` granules of each size, up to `largest_bytes`.
     #[cfg(test)]
     pub(super) fn short(smallest_bytes: u64, granules: u64, largest_bytes: u64) -> Self {
         Self { smallest_bytes, largest_bytes, first_granules: granules, next_granules: granules }
@@ -145,7 +145,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn sizes() -> GranuleSizes {
-        GranuleSizes::of_pool(2 * MIB, Some(1 << 40))
+        GranuleSizes::for_pool(2 * MIB, Some(1 << 40))
     }
 
     #[test]
@@ -154,12 +154,12 @@ mod tests {
             sizes.zones().map(|zone| (zone.start / GIB, zone.granule_bytes / MIB)).collect::<Vec<_>>()
         };
         assert_eq!(zones(sizes()), [(0, 2), (8, 8), (14, 32), (38, 128), (134, 512)]);
-        assert_eq!(zones(GranuleSizes::of_pool(2 * MIB, None))[..2], [(0, 2), (32, 8)]);
-        assert_eq!(zones(GranuleSizes::of_pool(2 * MIB, Some(16 * GIB)))[..2], [(0, 2), (16, 8)]);
-        assert_eq!(zones(GranuleSizes::of_pool(2 * MIB, Some(17 * GIB)))[..2], [(0, 2), (8, 8)]);
-        let small: Vec<_> = GranuleSizes::of_pool(4096, None).zones().map(|zone| zone.granule_bytes >> 10).collect();
+        assert_eq!(zones(GranuleSizes::for_pool(2 * MIB, None))[..2], [(0, 2), (32, 8)]);
+        assert_eq!(zones(GranuleSizes::for_pool(2 * MIB, Some(16 * GIB)))[..2], [(0, 2), (16, 8)]);
+        assert_eq!(zones(GranuleSizes::for_pool(2 * MIB, Some(17 * GIB)))[..2], [(0, 2), (8, 8)]);
+        let small: Vec<_> = GranuleSizes::for_pool(4096, None).zones().map(|zone| zone.granule_bytes >> 10).collect();
         assert_eq!(small, [4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10]);
-        assert_eq!(GranuleSizes::of_pool(GIB, None).zones().count(), 1);
+        assert_eq!(GranuleSizes::for_pool(GIB, None).zones().count(), 1);
     }
 
     #[test]

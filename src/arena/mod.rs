@@ -114,7 +114,7 @@ pub(crate) struct ArenaStats {
     /// Bytes that are free and committed, and not in transit.
     pub(crate) hole_bytes: u64,
     /// Bytes of holes in granules that are wholly free and may be decommitted or remapped.
-    pub(crate) idle_bytes: u64,
+    pub(crate) free_granule_bytes: u64,
     /// Committed bytes in ranges of reserves.
     pub(crate) reserve_bytes: u64,
     /// Bytes of holes in ranges of reserves, which are kept.
@@ -167,7 +167,7 @@ impl Arena {
         let smallest_bytes = if let GrowthMode::Granules(bytes) = growth { bytes } else { 1 };
         Self {
             growth,
-            sizes: GranuleSizes::of_pool(smallest_bytes, None),
+            sizes: GranuleSizes::for_pool(smallest_bytes, None),
             region_cost: Box::new(|bytes| bytes),
             ranges: BTreeMap::new(),
             next_range: 0,
@@ -296,7 +296,7 @@ impl Arena {
     pub(crate) fn stats(&self) -> ArenaStats {
         ArenaStats {
             hole_bytes: self.holes.iter().map(ExtentSet::bytes).sum(),
-            idle_bytes: self.idle.bytes(),
+            free_granule_bytes: self.idle.bytes(),
             claimed_bytes: self.stats.committed_bytes + self.stats.overhead_bytes + self.planned_bytes,
             ..self.stats
         }

@@ -136,11 +136,8 @@ fn choose_on(backend: &Backend, options: PinOptions<'_>, is_linux: bool) -> Resu
 /// Returns the finding that `source` ignores the requested node; `None` if it does not, or if no node is requested.
 fn node_ignored(source: &dyn Source, node: Option<u32>) -> Option<Finding> {
     let node = node.filter(|_| source.numa_node() != node)?;
-    let found =
-        format!("backend {} cannot choose the NUMA node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
-    Some(
-        Finding::warning("numa-node", found).remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"),
-    )
+    let what = format!("backend {} cannot choose the NUMA node: PINPOOL_NUMA_NODE={node} has no effect", source.name());
+    Some(Finding::warning("numa-node", what).remedy("use vmm, register, mlock or heap, or leave PINPOOL_NUMA_NODE out"))
 }
 
 /// Returns the requested node; `None` if no node is requested, or if the machine has one node or its nodes are unknown.

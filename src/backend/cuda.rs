@@ -78,7 +78,7 @@ unsafe impl Source for CudaSource {
         Ok(Region::new(start, len_bytes, self.ids.next() * PAGE_BYTES as u64 + skip as u64))
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         let _entered = self.device.enter()?;
         let skip = region.id() % PAGE_BYTES as u64;
         let block = region.start().as_ptr().wrapping_sub(usize::try_from(skip).unwrap_or(0));

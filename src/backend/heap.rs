@@ -65,7 +65,7 @@ unsafe impl Source for HeapSource {
         unsafe { mapping::keep_if(locked, region) }
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         // SAFETY: the caller's promise: the region came from this source, hence from `map`, and is unused.
         unsafe { mapping::unmap(region) }
     }

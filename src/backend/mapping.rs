@@ -78,7 +78,7 @@ pub(super) fn map_hugetlb(len_bytes: usize, page_bytes: u64, id: u64) -> Result<
 /// # Safety
 ///
 /// `region` must come from [`map`], [`map_huge`] or [`map_hugetlb`], and nothing may use it any more.
-pub(super) unsafe fn unmap(region: Region) -> Result<(), SourceError> {
+pub(super) unsafe fn unmap(region: &Region) -> Result<(), SourceError> {
     // SAFETY: the caller gives up the whole mapping, which has this length.
     unsafe { munmap(region.start(), mapped_bytes(region.len_bytes())?) }
 }
@@ -94,7 +94,7 @@ pub(super) unsafe fn keep_if(prepared: Result<(), SourceError>, region: Region) 
         Err(error) => {
             // A failure of the clean-up is ignored, because the first error is more useful.
             // SAFETY: the caller's promise.
-            let _ = unsafe { unmap(region) };
+            let _ = unsafe { unmap(&region) };
             Err(error)
         }
     }

@@ -26,7 +26,7 @@ pub fn lock_limit() -> Option<u64> {
     };
     let locked = lock_on_fault(&trial).is_ok();
     // SAFETY: the trial mapping was made above, and no reference into it was ever made.
-    let _ = unsafe { mapping::unmap(trial) };
+    let _ = unsafe { mapping::unmap(&trial) };
     (!locked).then_some(limit_bytes)
 }
 

@@ -176,7 +176,7 @@ mod tests {
                 assert!(status == 0 && present.iter().all(|byte| byte & 1 == 1));
             }
             // SAFETY: mapped above, no reference into it was made.
-            unsafe { mapping::unmap(region) }.unwrap();
+            unsafe { mapping::unmap(&region) }.unwrap();
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         let error = unsafe { populate(&region, 1, None, &|bytes| reported.set(bytes)) }.unwrap_err();
         assert_eq!((error.code(), reported.get()), (Some(libc::EFAULT.into()), 0));
         // SAFETY: mapped above, no reference into it was made.
-        unsafe { mapping::unmap(region) }.unwrap();
+        unsafe { mapping::unmap(&region) }.unwrap();
     }
 
     #[cfg(not(miri))]
@@ -222,6 +222,6 @@ mod tests {
         // Kernels without nodes have no such file.
         assert!(maps.is_empty() || line.is_some_and(|line| line.contains("prefer")), "{line:?}");
         // SAFETY: mapped above, no reference into it was made.
-        unsafe { mapping::unmap(region) }.unwrap();
+        unsafe { mapping::unmap(&region) }.unwrap();
     }
 }

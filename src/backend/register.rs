@@ -177,7 +177,7 @@ unsafe impl Source for RegisterSource {
         self.acquire_by(len_bytes, self.threads, None, &|_| {})
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         // After an error the device may still access the pages, so they stay mapped.
         // SAFETY: the caller's promise: registered by `acquire`, and unused by every device.
         unsafe { self.unregister(region.start()) }?;

@@ -16,7 +16,7 @@ use pinpool_os::host::PAGE_BYTES;
 ///
 /// A region does not own its memory. Dropping one leaks the memory on purpose: a device may still be reading it.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "dropping a region leaks its memory; pass it back to `Source::release`"]
+#[must_use = "dropping a region leaks its memory; pass it to `Source::release` before"]
 pub struct Region {
     start: NonNull<u8>,
     len_bytes: usize,
@@ -114,7 +114,7 @@ impl RegionIds {
 ///         Ok(Region::new(start, len_bytes, self.regions.fetch_add(1, Ordering::Relaxed)))
 ///     }
 ///
-///     unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+///     unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
 ///         let layout = layout(region.len_bytes()).ok_or_else(|| SourceError::new("dealloc", "not a region of this source"))?;
 ///         // SAFETY: the region came from `acquire` with the same layout, and nothing uses it any more.
 ///         unsafe { dealloc(region.start().as_ptr(), layout) };
@@ -148,7 +148,7 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     /// The error of the driver or the kernel, with the likely cause. In that case nothing is held.
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError>;
 
-    /// Returns `region` to the system.
+    /// Returns the memory of `region` to the system. The caller then drops the region.
     ///
     /// # Errors
     ///
@@ -157,8 +157,9 @@ pub unsafe trait Source: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `region` must come from this source, and nothing (no reference, no copy in flight on any device) may use it any more.
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError>;
+    /// `region` must come from this source and not have been released yet, and nothing (no reference, no copy in flight on any
+    /// device) may use it any more.
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError>;
 
     /// Returns whether a release waits for all work on the device and meanwhile blocks enqueues, as `cuMemFreeHost` does. The
     /// pool then releases memory only on request, at the limit, under memory pressure and when it ends.

@@ -50,7 +50,7 @@ unsafe impl Source for CountedHeap {
         self.held.fetch_add(1, Ordering::Relaxed);
         self.heap.acquire(len_bytes)
     }
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         self.held.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { self.heap.release(region) }

@@ -41,19 +41,15 @@ pub fn try_out(source: &dyn Source, device: u32) -> Result<Option<Trial>, Source
     run(source, source.needs_gpu().then_some(device), None)
 }
 
-/// Tests `source` with at most `max_bytes`, and with a copy by `device` if one is passed. Returns `None` if the limit leaves no room
+/// Tests `source` with at most `max_bytes`, and with a copy by `gpu` if one is passed. Returns `None` if the limit leaves no room
 /// or a stream capture forbids the calls.
-pub(super) fn run(
-    source: &dyn Source,
-    device: Option<u32>,
-    max_bytes: Option<u64>,
-) -> Result<Option<Trial>, SourceError> {
+pub(super) fn run(source: &dyn Source, gpu: Option<u32>, max_bytes: Option<u64>) -> Result<Option<Trial>, SourceError> {
     let limit = max_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
     let most = GRANULE_BYTES.min(limit / PAGE_BYTES * PAGE_BYTES);
     // A source may hold one page more than the region has.
     let fits = |&bytes: &usize| bytes > 0 && source.held_bytes(bytes) <= limit;
     let Some(bytes) = [most, most.saturating_sub(PAGE_BYTES)].into_iter().find(fits) else { return Ok(None) };
-    match try_bytes(source, device, bytes) {
+    match try_bytes(source, gpu, bytes) {
         // A stream is capturing a graph, which forbids the calls.
         Err(error) if error.retry == Retry::Soon && error.code().is_some() => Ok(None),
         taken => taken.map(Some),
@@ -74,7 +70,7 @@ fn try_bytes(source: &dyn Source, device: Option<u32>, bytes: usize) -> Result<T
         return Err(error);
     }
     // SAFETY: acquired above from this source; no reference into it exists and the copy has completed.
-    let released = unsafe { source.release(region) };
+    let released = unsafe { source.release(&region) };
     let untested = copied.map_err(|(error, _)| error)?;
     released.map(|()| Trial { bytes, took, untested })
 }

@@ -33,8 +33,7 @@ impl PendingBuf {
         self.copy.is_complete()
     }
 
-    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](PendingBuf::wait) returns
-    /// immediately.
+    /// Waits up to `timeout` for the copy, and returns whether it has completed. If so, [`wait`](Self::wait) returns immediately.
     ///
     /// # Errors
     ///
@@ -47,8 +46,7 @@ impl PendingBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`is_complete`](PendingBuf::is_complete); the memory is then quarantined until its fence confirms that
-    /// the copy has completed.
+    /// The errors of [`is_complete`](Self::is_complete); the memory is then quarantined until its fence confirms the end.
     pub fn wait(self) -> Result<PinnedBuf> {
         self.copy.wait()?;
         Ok(self.buf)
@@ -65,8 +63,8 @@ impl IntoFuture for PendingBuf {
     }
 }
 
-/// Error of [`PinnedBuf::copy_to`], [`PinnedBuf::copy_from`] and [`PinnedBuf::release_after`], with the buffer for another
-/// attempt. `?` in a function that returns [`Error`] or [`std::io::Error`] drops the buffer; a `Box<dyn Error>` keeps it. If
+/// Error of the calls that consume a buffer, such as [`PinnedBuf::copy_to`] and [`PinnedBuf::release_after`], with the buffer for
+/// another attempt. `?` in a function that returns [`Error`] or [`std::io::Error`] drops the buffer; a `Box<dyn Error>` keeps it. If
 /// the error of `release_after` is dropped, the memory is never reused. A buffer from [`into_buf`](CopyError::into_buf) is reused
 /// as soon as it is dropped, so drop it only after the work has completed.
 #[derive(thiserror::Error)]
@@ -99,7 +97,7 @@ impl fmt::Debug for CopyError {
 }
 
 impl CopyError {
-    /// An error of a copy, with its buffer unless its memory is never reused.
+    /// Returns the error of a copy. It contains the buffer, unless the memory can never be reused.
     fn with_buf(error: Error, buf: PinnedBuf) -> Self {
         Self { error, buf: buf.block.is_some().then_some(RefusedBuf { buf, may_be_in_use: false }) }
     }
@@ -114,7 +112,12 @@ impl CopyError {
     /// copy completes, or never. After a failed `release_after` other code's work may still use the buffer, so do not drop the
     /// buffer before that work has completed.
     pub fn into_buf(self) -> Option<PinnedBuf> {
-        self.buf.map(|mut refused| std::mem::take(&mut refused.buf))
+        self.into_parts().1
+    }
+
+    /// Returns the reason for the failure, and the buffer of [`into_buf`](Self::into_buf).
+    pub fn into_parts(self) -> (Error, Option<PinnedBuf>) {
+        (self.error, self.buf.map(|mut refused| std::mem::take(&mut refused.buf)))
     }
 }
 
@@ -207,8 +210,7 @@ impl PinnedBuf {
     }
 
     /// Blocks the calling thread until earlier copies of the buffer have completed, even copies on `stream`, then enqueues a copy
-    /// that fills it from the start of `source`.
-    /// [`PendingBuf::wait`] returns the buffer when the copy completes.
+    /// that fills it from the start of `source`. [`PendingBuf::wait`] returns the buffer when the copy completes.
     ///
     /// ```
     /// # use pinpool_testing::{SinkMemory, SinkStream};
@@ -367,8 +369,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`release_after`](PinnedBuf::release_after), and [`Error::is_device_failed`] if the event was last recorded on a
-    /// stream that captured a graph.
+    /// The errors of [`release_after`](Self::release_after); [`Error::is_capturing_stream`] for an event recorded in a capture.
     pub fn release_after_event(self, event: &cudarc::driver::CudaEvent) -> Result<(), CopyError> {
         self.release_with_fence(|| crate::driver::with_one_retry(|| copy::cuda::fence_after_event(event)))
     }
@@ -378,8 +379,7 @@ impl PinnedBuf {
     ///
     /// # Errors
     ///
-    /// The errors of [`record_stream`](PinnedBuf::record_stream), and [`Error::is_device_failed`] if the event was last recorded on a
-    /// stream that captured a graph.
+    /// The errors of [`record_stream`](Self::record_stream); [`Error::is_capturing_stream`] for an event recorded in a capture.
     pub fn record_event(&mut self, event: &cudarc::driver::CudaEvent) -> Result<()> {
         self.record_work(|| None, || copy::cuda::fence_after_event(event))
     }
@@ -432,7 +432,7 @@ impl PinnedBuf {
     /// # Errors
     ///
     /// The errors of [`unstable_record_stream`](Self::unstable_record_stream). An event that was recorded in a capture is
-    /// [`Error::is_device_failed`], and a null event is [`Error::is_invalid_handle`].
+    /// [`Error::is_capturing_stream`], and a null event is [`Error::is_invalid_handle`].
     ///
     /// # Safety
     ///

@@ -168,7 +168,8 @@ impl<B, T: Pod> TrackedView<B, T> {
 ///
 /// cudarc's call panics, and copies nothing, if the copy cannot be tracked: in a forked child, after the failure of an earlier
 /// copy that the new copy must wait for, if the device cannot reach the memory, or if the driver refuses what the fence needs
-/// (the context, the capture query or a new event). [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from) return the error instead.
+/// (the context, the capture query or a new event). [`copy_to`](PinnedBuf::copy_to) and [`copy_from`](PinnedBuf::copy_from)
+/// return the error instead.
 impl HostSlice<u8> for PinnedBuf {
     fn len(&self) -> usize {
         PinnedBuf::len(self)

@@ -108,10 +108,10 @@ struct Aligned;
 /// # When a device fails
 ///
 /// After a device failure it is unknown whether a copy has completed. The memory is quarantined until the copy's fence confirms
-/// that it has, and until then [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes may still change, so
-/// every access returns an error, and a cudarc call that copies from the buffer panics. If the copy read *from* the buffer, the bytes
-/// can be read but not written. In a forked child access fails if the memory belongs to the GPU driver or `PINPOOL_HUGETLB` is
-/// set, since children inherit neither driver memory nor such huge pages.
+/// that it has, and until then [`wait`](PinnedBuf::wait) returns the failure. If the copy wrote *into* the buffer, the bytes
+/// may still change, so every access returns an error, and a cudarc call that copies from the buffer panics. If the copy read
+/// *from* the buffer, the bytes can be read but not written. In a forked child access fails if the memory belongs to the GPU
+/// driver or `PINPOOL_HUGETLB` is set, since children inherit neither driver memory nor such huge pages.
 pub struct PinnedBuf {
     /// Taken only by `drop`. In a plain `Option`, the compiler would check again after `drop` whether there is a block to drop.
     pub(crate) block: ManuallyDrop<Option<Block>>,

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 use super::settings::{Config, Settings, for_each_setting, setting_error};
 use super::text::*;
-use super::{Backend, ExtraSettings};
+use super::{Backend, CodeOnlySettings};
 use crate::error::{Error, ErrorKind, Result};
 use strsim::levenshtein;
 
@@ -38,16 +38,16 @@ const RETIRED: [(&str, &str); 12] = [
 /// library, and the GPU tests.
 const OTHER_PREFIXES: [&str; 3] = ["PRELOAD_", "REQUIRE_GPU", "GPU_"];
 
-/// A function that parses a text and sets one of the [`ExtraSettings`] to the value.
-type SetExtra = fn(&mut ExtraSettings, &str) -> Result<(), ParseError>;
+/// A function that parses a text and sets one of the [`CodeOnlySettings`] to the value.
+type SetExtra = fn(&mut CodeOnlySettings, &str) -> Result<(), ParseError>;
 
 /// Settings that code can set from text but that have no variable.
 pub static WITHOUT_VARIABLE: &[(&str, SetExtra)] = &[
-    ("maintenance_thread", |extra, text| {
-        (SWITCH.parse)(text).map(|is_enabled| extra.maintenance_thread = Some(is_enabled))
+    ("maintenance_thread", |settings, text| {
+        (SWITCH.parse)(text).map(|is_enabled| settings.maintenance_thread = Some(is_enabled))
     }),
     #[cfg(feature = "observe")]
-    ("call_stacks", |extra, text| (COUNT.parse)(text).map(|every| extra.call_stacks = every)),
+    ("call_stacks", |settings, text| (COUNT.parse)(text).map(|every| settings.call_stacks = every)),
 ];
 
 /// A variable and its setting.
@@ -81,7 +81,7 @@ impl Variable {
 macro_rules! variables {
     ($(group $group:literal; $(
         #[doc = $doc:literal] $(#[doc = $in_code:literal])?
-        $variable:literal = $default:expr, $name:ident($argument:ty $(, $wrap:path)?): $type:ty as $format:expr;
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+)+) => {
         /// All variables.
         pub static VARIABLES: &[Variable] = &[
@@ -128,7 +128,7 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
         return Ok(());
     }
     if let Some((name, read)) = WITHOUT_VARIABLE.iter().find(|(known, _)| *known == name) {
-        return read(&mut settings.extra, text).map_err(|error| setting_error(name, text, error.problem()));
+        return read(&mut settings.code_only, text).map_err(|error| setting_error(name, text, error.problem()));
     }
     let Some(variable) = find(name) else {
         if let Some(instead) = retired(name.strip_prefix(PREFIX).unwrap_or(name)) {

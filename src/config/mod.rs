@@ -111,7 +111,7 @@ impl<P: AsRef<Path>> From<P> for StatsSocket {
 
 /// Settings that have no variable.
 #[derive(Debug, Clone, Default)]
-pub struct ExtraSettings {
+pub struct CodeOnlySettings {
     /// Whether the maintenance thread serves the pool; `None` means yes.
     pub maintenance_thread: Option<bool>,
     /// Whether the caller maintains the pool as the maintenance thread does, so that requests do not.
@@ -121,7 +121,7 @@ pub struct ExtraSettings {
     /// Number of threads that touch new memory; `None` means one per core that the process may use.
     pub pin_threads: Option<usize>,
     /// The longest time that an ending pool waits for copies in flight; `None` means 30 s.
-    pub end_wait: Option<Duration>,
+    pub copies_wait: Option<Duration>,
     /// The GPU of a pool without a device setting, if this process uses no GPU and the driver lists this one.
     pub default_device: Option<u32>,
     /// The variables that code sets.

@@ -1,7 +1,7 @@
 //! The settings: one row each, from which the fields, the variables, the builder's methods and `docs/settings.md` are made.
 //!
 //! A row has, in this order: the effect of the setting (at most 15 words), what its Rust values mean if the effect names values as
-//! text, its variable, its default, its name, the argument of its builder method (and what wraps it), its type, and the text format
+//! text, its variable, its default, its name, the argument of its builder method, its type, and the text format
 //! of its variable.
 //! To add a setting, add a row. If another setting implies or contradicts the new one, add a line in [`Settings::resolve`] or
 //! [`Config::contradictions`].
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::text::*;
-use super::{Backend, ExtraSettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitChoice, StatsSocket};
+use super::{Backend, CodeOnlySettings, HugeTlb, Limit, OnFull, Preset, Rounding, SharedLimitChoice, StatsSocket};
 use crate::backend::PAGE_BYTES;
 use crate::error::{Error, ErrorKind};
 
@@ -23,7 +23,7 @@ macro_rules! for_each_setting {
         $consumer! {
         group "Size and limits";
 
-        /// Limit of each pool: a size, none, or auto (together a quarter of the memory).
+        /// Limit per pool: a size, none, or auto (auto pools share a quarter of memory).
         /// In code, a number of bytes (`u64`) or a [`Limit`].
         "PINPOOL_MAX_BYTES" = Limit::Auto, max_bytes(impl Into<Limit>): Limit as word();
 
@@ -71,20 +71,20 @@ macro_rules! for_each_setting {
         group "Lifetime";
 
         // In measurements with 25 loaders, half or twice this time changed driver time and held memory by less than 5 %.
-        /// How long idle memory stays pinned: a time, or none (forever).
-        /// In code, `None` means forever.
+        /// How long free memory stays pinned: a time, or none (forever).
+        /// In code, `None` means forever. Idle buffers become free memory after 10 s.
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),
             idle_timeout(impl Into<Option<Duration>>): Option<Duration> as TIME_OR_NONE;
 
         group "Observation";
 
         /// File to record to: a path (.gz compresses, %p is the process ID), or none.
-        /// In code, the path.
-        "PINPOOL_TRACE" = None, trace(impl Into<PathBuf>, Some): Option<PathBuf> as PATH_OR_NONE;
+        /// In code, a [`PathBuf`], or `None` for no file.
+        "PINPOOL_TRACE" = None, trace(impl Into<Option<PathBuf>>): Option<PathBuf> as PATH_OR_NONE;
 
         /// Unix socket that serves statistics: a path, 1 (a default path), or none.
-        /// In code, a path or a [`StatsSocket`].
-        "PINPOOL_SOCKET" = None, socket(impl Into<StatsSocket>, Some): Option<StatsSocket> as SOCKET;
+        /// In code, a [`StatsSocket`] (which converts from a path), or `None` for no socket.
+        "PINPOOL_SOCKET" = None, socket(impl Into<Option<StatsSocket>>): Option<StatsSocket> as SOCKET;
 
         group "Policy";
 
@@ -126,13 +126,13 @@ pub(crate) use for_each_setting;
 macro_rules! fields {
     ($(group $group:literal; $(
         #[doc = $doc:literal] $(#[doc = $in_code:literal])?
-        $variable:literal = $default:expr, $name:ident($argument:ty $(, $wrap:path)?): $type:ty as $format:expr;
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+)+) => {
         /// The values that code or the environment sets; `None` for a setting that is not set.
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Settings {
             $($(pub(crate) $name: Option<$type>,)+)+
-            pub(crate) extra: ExtraSettings,
+            pub(crate) code_only: CodeOnlySettings,
             /// Warnings about retired names that code sets, each with the replacement.
             pub(crate) retired: Vec<String>,
         }
@@ -143,7 +143,7 @@ macro_rules! fields {
         pub struct Config {
             $($(#[doc = $doc] $(#[doc = $in_code])? pub $name: $type,)+)+
             #[doc(hidden)]
-            pub extra: ExtraSettings,
+            pub code_only: CodeOnlySettings,
         }
 
         impl Settings {
@@ -154,7 +154,7 @@ macro_rules! fields {
 
             /// Returns each setting of `self`, or its default if `self` does not set it.
             pub(super) fn or_defaults(self) -> Config {
-                Config { $($($name: self.$name.unwrap_or($default),)+)+ extra: self.extra }
+                Config { $($($name: self.$name.unwrap_or($default),)+)+ code_only: self.code_only }
             }
         }
     };
@@ -252,12 +252,6 @@ impl Config {
     fn broken_rules(&self, rules: &[(&'static str, bool, &str)]) -> Vec<Error> {
         let wrong = rules.iter().filter(|(_, is_wrong, _)| *is_wrong);
         wrong.map(|&(name, _, why)| setting_error(name, self.value_of(name), why)).collect()
-    }
-
-    /// Returns whether the maintenance thread serves the pool. Always `false` under Miri, which reports a thread that does not end
-    /// as a leak.
-    pub(crate) fn uses_maintenance_thread(&self) -> bool {
-        self.extra.maintenance_thread != Some(false) && !cfg!(miri)
     }
 
     /// Returns `wait`, or [`Duration::MAX`] if requests wait forever.

@@ -102,7 +102,7 @@ impl Completion {
         Ok(())
     }
 
-    /// Waits up to `timeout` for the copy, and returns whether it has completed.
+    /// Waits up to `timeout` for the copy, and returns whether it has completed. Polls, at first every 20 us and later every 1 ms.
     ///
     /// # Errors
     ///

@@ -35,6 +35,7 @@ impl Code {
     pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Self = Self(804);
     /// The legacy default stream was used while a stream that is ordered with it captures a graph.
     pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
+    pub(crate) const CAPTURED_EVENT: Self = Self(907);
 
     /// Converts the result of a call.
     pub(crate) fn check(result: c_int) -> Result<(), Self> {
@@ -48,7 +49,8 @@ impl Code {
 
     /// Returns whether a call was refused because a stream captures a graph: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` or
     /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`. The same call can succeed later, so the error does not mean that any work has failed.
-    /// 902 to 906 are about the caller's own capture, so the caller gets them.
+    /// 902 to 905 are about the caller's own capture, and 906 about a capture that is ordered with a default stream: the caller
+    /// gets them, and may repeat the call after that capture.
     pub(crate) fn can_succeed_after_capture(self) -> bool {
         matches!(self.0, 900 | 901)
     }
@@ -77,8 +79,7 @@ impl Code {
         // CONTAINED, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK,
         // MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE.
         let ends_process = matches!(self.0, 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911);
-        let in_graph = self.0 == 907;
-        ends_process || in_graph || self.is_context_ended() || self == Self::INVALID_HANDLE
+        ends_process || self.is_context_ended() || matches!(self, Self::CAPTURED_EVENT | Self::INVALID_HANDLE)
     }
 }
 
@@ -107,7 +108,7 @@ impl fmt::Display for FailedCall {
 
 impl From<FailedCall> for Error {
     fn from(failed: FailedCall) -> Self {
-        Self::device_failed(failed.to_string())
+        Self::device_failed(failed).with_code(failed.code.number())
     }
 }
 

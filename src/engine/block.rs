@@ -44,8 +44,8 @@ pub(super) struct BlockBody<P> {
     memory: BlockMemory,
     class_bytes: usize,
     copy_fences: CopyFences,
-    /// Number of the head of the wait queue that this block's request passed; 0 if it passed none.
-    passed_head: u64,
+    /// Number of the head of the wait queue that this block's request has overtaken; 0 if it has overtaken none.
+    overtaken_head: u64,
     /// When the block's first use or its time in flight began: the pool's time in microseconds, plus one; 0 if unknown.
     since_us: u64,
     /// The record of a tagged or sampled request.
@@ -79,7 +79,7 @@ impl<P> Block<P> {
             memory,
             class_bytes: class.bytes,
             copy_fences: CopyFences::default(),
-            passed_head: 0,
+            overtaken_head: 0,
             since_us: 0,
             tag_row: None,
             claim: None,
@@ -250,9 +250,9 @@ impl<P> Block<P> {
         self.0.since_us > 0
     }
 
-    /// Returns the number of the head of the wait queue that this block's request passed; 0 if it passed none.
-    pub(super) fn passed_head(&self) -> u64 {
-        self.0.passed_head
+    /// Returns the number of the head of the wait queue that this block's request has overtaken; 0 if it has overtaken none.
+    pub(super) fn overtaken_head(&self) -> u64 {
+        self.0.overtaken_head
     }
 
     /// Records that the first use of the block, or its time in flight, begins at `now_us`.
@@ -266,7 +266,7 @@ impl<P> Block<P> {
         std::mem::take(&mut self.0.since_us).checked_sub(1)
     }
 
-    pub(super) fn set_passed_head(&mut self, number: u64) {
-        self.0.passed_head = number;
+    pub(super) fn set_overtaken_head(&mut self, number: u64) {
+        self.0.overtaken_head = number;
     }
 }

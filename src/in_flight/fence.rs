@@ -70,7 +70,7 @@ impl StreamId {
     /// Returns the identity of the stream with this `number`, which the driver assigns once in the process (`cuStreamGetId`). The
     /// `family` only groups streams by context: it is the address of an object of the context that lives as long as the process.
     #[cfg(any(feature = "cuda", test))]
-    pub(crate) fn of_driver(family: usize, number: u64) -> Self {
+    pub(crate) fn from_driver(family: usize, number: u64) -> Self {
         Self { family, number }
     }
 
@@ -151,9 +151,15 @@ struct Access {
     kind: AccessKind,
 }
 
-/// The identity of a stream or event of other code: its handle, the context for a default stream (0: none was current), and the
-/// thread for a per-thread default stream and for a default stream without a context.
-pub(crate) type WorkId = (usize, usize, Option<ThreadId>);
+/// The identity of a stream or event of other code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WorkId {
+    pub(crate) handle: usize,
+    /// For a default stream; 0 if none was current.
+    pub(crate) context: usize,
+    /// For a per-thread default stream and for a default stream without a context.
+    pub(crate) thread: Option<ThreadId>,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AccessKind {
@@ -213,7 +219,8 @@ impl CopyFences {
     /// forgets what this thread recorded with the same default handle when no context was current.
     pub(crate) fn forget_unfenced(&mut self, id: WorkId) {
         if let Some(accesses) = self.0.get_mut() {
-            let forgotten = [id, (id.0, 0, Some(thread::current().id()))].map(AccessKind::Unfenced);
+            let forgotten =
+                [id, WorkId { context: 0, thread: Some(thread::current().id()), ..id }].map(AccessKind::Unfenced);
             accesses.get_mut().retain(|access| !forgotten.contains(&access.kind));
         }
     }
@@ -367,7 +374,7 @@ pub(crate) mod scripted {
 
         /// Returns `None` for stream 0, which has an unknown identity.
         fn stream_id(&self) -> Option<StreamId> {
-            (self.stream != 0).then_some(StreamId::of_driver(0, self.stream))
+            (self.stream != 0).then_some(StreamId::from_driver(0, self.stream))
         }
     }
 }
@@ -403,8 +410,8 @@ mod tests {
         read.finish();
         write.fail();
         assert!(copies.wait_for_writes(None).is_err());
-        assert!(copies.wait_for_writes(Some(StreamId::of_driver(0, 1))).is_err());
-        let of_its_own_stream = copies.wait_for_writes(Some(StreamId::of_driver(0, 2)));
+        assert!(copies.wait_for_writes(Some(StreamId::from_driver(0, 1))).is_err());
+        let of_its_own_stream = copies.wait_for_writes(Some(StreamId::from_driver(0, 2)));
         assert!(of_its_own_stream.is_ok(), "later work of the same stream does not wait");
     }
 
@@ -416,7 +423,7 @@ mod tests {
         fences[..4].iter().for_each(|fence| fence.finish());
         assert!(!copies.remove_completed().unwrap());
         let kept: Vec<_> = copies.take().into_iter().map(|fence| fence.stream_id()).collect();
-        assert_eq!(kept, [Some(StreamId::of_driver(0, 1))]);
+        assert_eq!(kept, [Some(StreamId::from_driver(0, 1))]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!   unknown    [e]         an item of an unknown stream, or of several, has a separate queue
 //!               └─ sweep: removes, under the lock, what loads report as complete;
 //!                         queries the other heads without the lock, one queue at a time, and removes what is complete
-//!                   └──▶ completed (in the order found), failed ──quarantine──▶ failed {g}: queried again at a tick
+//!                   └──▶ completed (in the order found), failed ──quarantine──▶ quarantined: queried again at a tick
 //! ```
 //!
 //! The module owns the items in flight. It blocks a caller only in a wait, and it never frees or reuses an item: completed and
@@ -16,7 +16,7 @@
 //! fences.
 //!
 //! A user may implement a fence, and a query may call a driver. So fences are queried and dropped without a lock: one thread at a
-//! time queries a queue, and others skip that queue. The items stay in their queue meanwhile.
+//! time queries a queue, and others skip that queue. The items stay in their queue during a query.
 //!
 //! Invariants:
 //!
@@ -150,10 +150,10 @@ impl<T> InFlight<T> {
         stats.memory.buffers = stats.memory.buffers.saturating_sub(self.quarantined());
     }
 
-    /// Calls `see` with each item under a lock, so `see` must not lock or wait.
-    pub(crate) fn for_each(&self, see: impl FnMut(&T)) {
+    /// Calls `visit` with each item under a lock, so `visit` must not lock or wait.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&T)) {
         let state = self.state.lock();
-        state.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(see);
+        state.queues.iter().flat_map(|queue| &queue.copies).map(|copy| &copy.item).for_each(visit);
     }
 
     /// Returns the item that has been in flight longest.
@@ -247,7 +247,7 @@ impl<T> InFlight<T> {
     /// Queries a queue after [`begin_query`](Self::begin_query) has returned its `first` candidate. Catches panics of fences.
     fn sweep_queue(&self, key: u64, first: Candidate, scope: QueryScope, swept: &mut SweepResult<T>) {
         let mut next = Some(first);
-        while let Some((number, fences)) = next {
+        while let Some(Candidate { number, fences }) = next {
             let answer = match catch_panic(|| are_complete_by_load(&fences)).flatten() {
                 Some(false) if scope == QueryScope::Undecided => Ok(false),
                 _ => query(&fences),
@@ -301,9 +301,7 @@ impl<T> InFlight<T> {
                 match if is_being_queried { Ok(false) } else { query(&fences) } {
                     Ok(true) => ended.swept.completed.push(item),
                     Ok(false) => ended.abandoned.push(item),
-                    Err(FenceFailure { error, .. }) => {
-                        ended.swept.failed.push(FailedItem { item, error, fences: None })
-                    }
+                    Err(failure) => ended.swept.failed.push(FailedItem { item, error: failure.error, fences: None }),
                 }
                 discard(fences);
             }
@@ -325,15 +323,15 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// Queries the fences of at most `most` quarantined items again, without a lock. The items count as quarantined meanwhile.
-    /// Returns the items with completed copies, and the items that will not be queried again.
-    pub(crate) fn query_quarantined(&self, most: usize) -> (Vec<T>, Vec<T>) {
+    /// Queries the fences of at most `max_items` quarantined items again, without a lock. The items count as
+    /// quarantined during the query. Returns the items with completed copies, and the items that will not be queried again.
+    pub(crate) fn query_quarantined(&self, max_items: usize) -> (Vec<T>, Vec<T>) {
         if self.quarantined() == 0 {
             return Default::default();
         }
         let mut state = self.state.lock();
-        let most = most.min(state.quarantined.len());
-        let queried: Vec<_> = state.quarantined.drain(..most).collect();
+        let count = max_items.min(state.quarantined.len());
+        let queried: Vec<_> = state.quarantined.drain(..count).collect();
         drop(state);
         let (mut recovered, mut lost, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (item, fences) in queried {

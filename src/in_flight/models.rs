@@ -54,7 +54,7 @@ unsafe impl Fence for Copied {
     }
 
     fn stream_id(&self) -> Option<StreamId> {
-        Some(StreamId::of_driver(0, 1))
+        Some(StreamId::from_driver(0, 1))
     }
 }
 

@@ -52,8 +52,11 @@ pub(crate) enum QueryScope {
     All,
 }
 
-/// The number of an item, and the fences of that item.
-pub(super) type Candidate = (u64, Fences);
+/// An item to query.
+pub(super) struct Candidate {
+    pub(super) number: u64,
+    pub(super) fences: Fences,
+}
 
 /// Items of one stream that have been in flight for a long time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +88,7 @@ impl<T> InFlightState<T> {
 impl<T> Queue<T> {
     /// Returns the item to query next.
     pub(super) fn head(&self) -> Option<Candidate> {
-        self.copies.front().map(|copy| (copy.number, copy.fences.clone()))
+        self.copies.front().map(|copy| Candidate { number: copy.number, fences: copy.fences.clone() })
     }
 
     /// Removes and returns the head if it has this number.

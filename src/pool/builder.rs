@@ -14,7 +14,7 @@ use super::handle::Handle;
 use super::start::PoolStart;
 use crate::backend::{self, Backend};
 use crate::config::{
-    Config, ExtraSettings, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitChoice,
+    CodeOnlySettings, Config, HugeTlb, Limit, OnFull, Preset, ResolvedSettings, Rounding, Settings, SharedLimitChoice,
     StatsSocket, env, for_each_setting,
 };
 use crate::engine::ManualClock;
@@ -94,7 +94,7 @@ impl PoolBuilder {
         let mut report = env::examine(&settings, self.env_prefix.as_deref());
         report.errors.splice(0..0, errors);
         let in_code = report.variables.iter().filter(|set| set.origin == "builder").map(|set| set.name);
-        report.config.extra.set_in_code = in_code.collect();
+        report.config.code_only.set_in_code = in_code.collect();
         // A pool that pins without a driver does not search for a driver: a child that another thread forks during the search
         // could inherit a locked dynamic linker.
         if report.config.backend.may_use_gpu() && report.errors.is_empty() && !report.is_set("PINPOOL_DEVICE") {
@@ -108,7 +108,7 @@ impl PoolBuilder {
     /// requests, awaited copies, a shared limit, pinning (`register`, a reserve) and releases of idle GPU memory start threads
     /// in any case.
     pub fn maintenance_thread(mut self, is_enabled: bool) -> Self {
-        self.settings.extra.maintenance_thread = Some(is_enabled);
+        self.settings.code_only.maintenance_thread = Some(is_enabled);
         self
     }
 
@@ -117,18 +117,18 @@ impl PoolBuilder {
     /// stacks are recorded, every request takes the slow path.
     #[cfg(feature = "observe")]
     pub fn call_stacks(mut self, every: u64) -> Self {
-        self.settings.extra.call_stacks = every;
+        self.settings.code_only.call_stacks = every;
         self
     }
 
     /// Changes settings that have no variable, for tests and benchmarks.
     #[doc(hidden)]
-    pub fn unstable_settings(mut self, change: impl FnOnce(&mut ExtraSettings)) -> Self {
-        change(&mut self.settings.extra);
+    pub fn unstable_settings(mut self, change: impl FnOnce(&mut CodeOnlySettings)) -> Self {
+        change(&mut self.settings.code_only);
         self
     }
 
-    /// Name of the pool in its log lines (`pool[loader] created: ...`) and statistics. The two lines of the preset `tensorflow`
+    /// Sets the name of the pool in its log lines (`pool[loader] created: ...`) and statistics. The two lines of the preset `tensorflow`
     /// have no name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.log.name = Some(name.into());
@@ -140,7 +140,7 @@ impl PoolBuilder {
     #[doc(hidden)]
     pub fn unstable_clock(mut self, clock: ManualClock) -> Self {
         self.clock = Some(clock);
-        self.settings.extra.maintenance_thread.get_or_insert(false);
+        self.settings.code_only.maintenance_thread.get_or_insert(false);
         self
     }
 
@@ -217,7 +217,7 @@ impl PoolBuilder {
 macro_rules! setters {
     ($(group $group:literal; $(
         #[doc = $doc:literal] $(#[doc = $in_code:literal])?
-        $variable:literal = $default:expr, $name:ident($argument:ty $(, $wrap:path)?): $type:ty as $format:expr;
+        $variable:literal = $default:expr, $name:ident($argument:ty): $type:ty as $format:expr;
     )+)+) => {
         impl PoolBuilder {
             /// Sets the setting `name` from text, as its variable does. Use it for values from a file or
@@ -247,9 +247,9 @@ macro_rules! setters {
             $($(
                 #[doc = concat!("Sets `", $variable, "`.", $doc)] $(#[doc = $in_code])?
                 ///
-                #[doc = concat!("Default: `", stringify!($default), "`, unless another setting changes it.")]
+                #[doc = concat!("Default: `", stringify!($default), "`, unless other settings or the machine change it.")]
                 pub fn $name(mut self, value: $argument) -> Self {
-                    self.settings.$name = Some($($wrap)?(value.into()));
+                    self.settings.$name = Some(value.into());
                     self
                 }
             )+)+

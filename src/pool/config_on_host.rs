@@ -54,7 +54,7 @@ impl Config {
     /// use, unless code sets another number.
     #[doc(hidden)]
     pub fn pin_threads_on_host(&self) -> usize {
-        self.extra.pin_threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        self.code_only.pin_threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
 

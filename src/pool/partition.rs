@@ -110,12 +110,12 @@ impl Partition {
     /// Makes waiting and later requests of the partition fail with [`is_closed`](crate::Error::is_closed). Requests that already
     /// wait for memory of the pool are served, and buffers in use remain valid.
     pub fn close(&self) {
-        self.pool.unless_forked(|_| self.core.close());
+        self.pool.if_started(|_| self.core.close());
     }
 
     /// Returns the statistics of the partition: requests, waits, bytes and the limit; everything else is 0 ([`Stats`]).
     pub fn stats(&self) -> Stats {
-        self.pool.unless_forked(|core| core.sweep_by_loads());
+        self.pool.if_started(|core| core.sweep_by_loads());
         self.core.stats()
     }
 

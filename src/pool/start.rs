@@ -67,17 +67,16 @@ impl PoolStart {
         let Self { log, host_root: root, .. } = self;
         if config.backend.may_use_gpu() && !self.settings.is_set("PINPOOL_DEVICE") {
             // The process may have chosen a GPU since the pool was built.
-            config.device = backend::default_device(config.extra.default_device);
+            config.device = backend::default_device(config.code_only.default_device);
         }
         let mut limit = HostLimit::new(root.clone());
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
         let member = ProcessMember::new(root.clone(), log.name.clone(), is_auto);
-        let (mut max_bytes, limit_origin) =
-            limit.resolve(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
+        let (mut max_bytes, origin) = limit.resolve(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
         let chosen = backend::choose(&config.backend, pin_options(&config, root, max_bytes, &[]))?;
         max_bytes = chosen.lock_limit_bytes.or(max_bytes);
         limit.lock_limit_bytes = chosen.lock_limit_bytes;
-        self.log_start(&config, &chosen, max_bytes, &limit_origin);
+        self.log_start(&config, &chosen, max_bytes, &origin);
 
         let recorder = self.recorder(&config, &*chosen.source)?;
         let source = MeteredSource::new(chosen.source, recorder.clone());
@@ -138,7 +137,7 @@ impl PoolStart {
         let log = &self.log;
         let Some(path) = &config.trace else { return Ok(None) };
         let pinned = source.pinned_by().map_or("no", PinnedBy::name);
-        let set_in_code = config.extra.set_in_code.join(" ");
+        let set_in_code = config.code_only.set_in_code.join(" ");
         let facts = [("backend", source.name()), ("pinned", pinned), (SET_IN_CODE, &*set_in_code)];
         let facts = facts.into_iter().chain(log.name.iter().map(|name| ("name", name.as_str())));
         let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -162,7 +161,7 @@ impl PoolStart {
     fn memory(&self, config: &Config, source: MeteredSource, claim: Claim) -> Result<Memory> {
         let log = self.log.clone();
         if config.preset == Preset::TensorFlow {
-            return Ok(Memory::of_regions(source, claim, log));
+            return Ok(Memory::with_regions(source, claim, log));
         }
         let idle_timeout_us = config.idle_timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         let settings = ArenaSettings {
@@ -171,10 +170,10 @@ impl PoolStart {
             hugetlb: config.hugetlb,
             retention: Retention::after(idle_timeout_us),
         };
-        let (what, pressure) = (format!("backend `{}`", source.name()), config.extra.pressure.as_deref());
+        let (what, pressure) = (format!("backend `{}`", source.name()), config.code_only.pressure.as_deref());
         let arena = ArenaSupply::new(source, claim, settings, log, pressure)
             .map_err(|error| Error::unavailable(what, error))?;
-        Ok(Memory::of_arena(arena))
+        Ok(Memory::with_arena(arena))
     }
 
     /// Takes a slot in the shared limit that `PINPOOL_LEDGER` selects, if there is one. A pool that finds no living member sets

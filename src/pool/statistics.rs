@@ -35,7 +35,7 @@ impl Pool {
     /// immediately, otherwise at the next miss, [`maintain`](Pool::maintain) or [`Completion::wait`](crate::Completion::wait),
     /// or within 0.1 s.
     pub fn stats(&self) -> Stats {
-        self.unless_forked(|core| core.sweep_by_loads());
+        self.if_started(|core| core.sweep_by_loads());
         self.core().stats()
     }
 

@@ -163,10 +163,7 @@ impl<O: Send + 'static> UserMemory<O> {
 
 impl<O: Send + 'static> fmt::Debug for UserMemory<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UserMemory")
-            .field("memory", &self.memory())
-            .field("pinned_by", &self.pinned_by())
-            .finish_non_exhaustive()
+        f.debug_struct("UserMemory").field("memory", &self.memory()).finish_non_exhaustive()
     }
 }
 

@@ -88,10 +88,10 @@ pub(crate) struct Claim {
 
 impl Budget {
     pub(crate) fn new(max_bytes: Option<u64>) -> Arc<Self> {
-        Arc::new(Self::of_level(LimitLevel::Pool, max_bytes))
+        Arc::new(Self::for_level(LimitLevel::Pool, max_bytes))
     }
 
-    fn of_level(level: LimitLevel, max_bytes: Option<u64>) -> Self {
+    fn for_level(level: LimitLevel, max_bytes: Option<u64>) -> Self {
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         Self {
             level,
@@ -104,8 +104,8 @@ impl Budget {
     }
 
     /// Returns a budget for a partition.
-    pub(crate) fn of_partition(max_bytes: Option<u64>, user: Weak<dyn BudgetUser>) -> Arc<Self> {
-        Arc::new(Self { user: OnceLock::from(user), ..Self::of_level(LimitLevel::Partition, max_bytes) })
+    pub(crate) fn for_partition(max_bytes: Option<u64>, user: Weak<dyn BudgetUser>) -> Arc<Self> {
+        Arc::new(Self { user: OnceLock::from(user), ..Self::for_level(LimitLevel::Partition, max_bytes) })
     }
 
     /// Sets the user, if there is none yet.
@@ -329,7 +329,7 @@ impl Claim {
     pub(crate) fn under_new_budget(max_bytes: Option<u64>, member: ProcessMember, shared: Option<SharedLimit>) -> Self {
         let shared_limit = shared.map(Arc::new);
         let weak = shared_limit.as_ref().map(Arc::downgrade);
-        let budget = Arc::new(Budget { member, shared_limit: weak, ..Budget::of_level(LimitLevel::Pool, max_bytes) });
+        let budget = Arc::new(Budget { member, shared_limit: weak, ..Budget::for_level(LimitLevel::Pool, max_bytes) });
         process::add(&budget);
         Self { budget, shared_limit, bytes: 0 }
     }
@@ -423,7 +423,7 @@ mod tests {
     fn a_refusal_names_its_level_and_a_return_notifies() {
         let returns = Arc::new(Counting::default());
         let user: Weak<Counting> = Arc::downgrade(&returns);
-        let (pool, partition) = (Budget::new(Some(100)), Budget::of_partition(Some(50), user));
+        let (pool, partition) = (Budget::new(Some(100)), Budget::for_partition(Some(50), user));
         let over = |budget: &Arc<Budget>, bytes| budget.claim(bytes).map(drop).unwrap_err();
         let held = partition.claim(30).unwrap();
         let expected = |level, bytes, could_fit| QuotaExceeded { level, bytes, could_fit };
@@ -573,7 +573,7 @@ mod models {
         loom::model(|| {
             let queue = Arc::new(Queue::default());
             let user: Weak<Queue> = Arc::downgrade(&queue);
-            let budget = Budget::of_partition(Some(3), user);
+            let budget = Budget::for_partition(Some(3), user);
             let held = budget.claim(2).unwrap();
             let returning = loom::thread::spawn(move || drop(held));
             queue.is_waiting.store(true, Ordering::Relaxed);

@@ -39,12 +39,6 @@ impl SourceCalls {
         self.remap.add(&other.remap);
     }
 
-    /// Records that a remap lost `bytes`, which returned to the system without an unpin call.
-    pub(crate) fn record_lost(&mut self, bytes: u64) {
-        self.unpin.count += 1;
-        self.unpin.bytes += bytes;
-    }
-
     /// Returns the total duration of all calls.
     pub(crate) fn time(&self) -> Duration {
         self.pin.time.total() + self.unpin.time.total() + self.remap.time.total()

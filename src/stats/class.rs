@@ -23,6 +23,6 @@ pub struct ClassStats {
     pub peak_buffers: u64,
     /// Requests that missed, including requests that got pageable memory.
     pub misses: u64,
-    /// Buffers that left the pool, for any [reason](super::EvictionReasons).
+    /// Buffers that ceased to exist, for any [reason](super::EvictionReasons).
     pub evictions: u64,
 }

@@ -195,7 +195,7 @@ group! {
     mappings: u64 = Gauge,
     /// Regions of one buffer, pinned after the backend had refused a larger region.
     smaller_regions: u64 = Counter,
-    /// Pinned buffers that left the pool, by reason.
+    /// Pinned buffers that ceased to exist, by reason.
     evictions: EvictionReasons = Group,
     /// Calls that pinned memory.
     pin: CallStats = Group,
@@ -290,7 +290,7 @@ group! {
 }
 
 group! {
-    /// Why pinned buffers left the pool, to the arena or to the backend.
+    /// Why pinned buffers ceased to exist: their memory went to the arena or to the backend.
     #[derive(Copy)]
     EvictionReasons;
     /// Buffers over the limit on idle buffers. TensorFlow's `evicted`.

@@ -1,8 +1,8 @@
-//! Why buffers left the pool.
+//! Why buffers ceased to exist.
 
 use super::EvictionReasons;
 
-/// Why a buffer left the pool.
+/// Why a buffer ceased to exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EvictionReason {
     OverLimit,

@@ -34,7 +34,7 @@ pub(crate) fn over(source: Arc<dyn Source>, max_bytes: impl Into<Limit>) -> Pool
         .backend(Backend::Source(source))
         .max_bytes(max_bytes)
         .wait(Duration::ZERO)
-        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
+        .unstable_settings(|only| only.pressure = Some("/dev/null".into()))
         .maintenance_thread(false)
         .unstable_log_sampler(LogSampler::new())
 }

@@ -127,11 +127,8 @@ fn a_failed_copy_returns_its_buffer_only_if_nothing_was_enqueued() {
         driver.fail(name, 1, code);
         let error = pinpool::Error::from(buf.copy_to(&stream, &mut memory).unwrap_err());
         let is_of_device = matches!(code, Code::LAUNCH_FAILED | Code::UNKNOWN);
-        assert_eq!(
-            (error.is_device_failed(), error.is_copy_refused()),
-            (is_of_device, !is_of_device),
-            "{name}: {error}"
-        );
+        assert_eq!((error.is_device_failed(), error.is_copy_refused()), (is_of_device, !is_of_device), "{error}");
+        assert_eq!(error.code(), Some(code.0.into()), "{name}: {error}");
         // The copy may be running, so the buffer waits for a fence that was recorded after it despite the error.
         let may_run = code == Code::LAUNCH_FAILED;
         let stats = pool.stats();
@@ -212,6 +209,7 @@ fn after_a_failed_query_the_buffer_is_never_reused() {
     driver.lose_device(Code::LAUNCH_FAILED);
     let error = copy.wait().unwrap_err();
     assert!(error.is_device_failed() && error.to_string().contains("LAUNCH_FAILED"), "{error}");
+    assert_eq!(copy.wait().unwrap_err().code(), Some(Code::LAUNCH_FAILED.0.into()));
     maintain_until(&pool, |stats| stats.memory.quarantined > 0);
     let stats = pool.stats();
     assert_eq!((stats.copies.in_flight, stats.memory.quarantined, stats.memory.idle), (0, 1, 0));

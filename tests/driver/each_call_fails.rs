@@ -130,7 +130,7 @@ fn run(driver: &MockDriver, case: &Case, recovers_before_end: bool, script: impl
     script();
     let build = || {
         let builder = builder(case.backend.clone()).max_bytes(LIMIT).wait(Duration::ZERO);
-        builder.unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(100))).build()
+        builder.unstable_settings(|only| only.copies_wait = Some(Duration::from_millis(100))).build()
     };
     // A failed attempt may leave the 2 MiB of its backend trial.
     let attempt = |_| {

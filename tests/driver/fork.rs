@@ -64,6 +64,9 @@ fn an_unused_pool_leaves_cuda_to_forked_children() {
         let text = r#"Pool { name: None, backend: "auto", preset: Adaptive, max_bytes: Auto, .. }"#;
         assert_eq!(format!("{pool:?}"), text);
         drop(pool.get_async(4096));
+        pool.maintain();
+        pool.trim(0);
+        pool.clear();
         assert_eq!(driver.calls("cuInit"), 0);
         in_a_child(|| {
             let own = Pool::builder().without_env().backend(Backend::Gpu).build();

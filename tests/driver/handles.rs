@@ -234,10 +234,7 @@ fn a_repeated_call_succeeds_only_for_the_same_default_stream() {
         let refused = unsafe { buf.unstable_record_stream(ptr::without_provenance_mut(handle)) }.unwrap_err();
         assert!(refused.is_invalid_handle(), "{handle}: no context is current");
         thread::scope(|scope| scope.spawn(|| record(&mut buf, handle, &context)).join().unwrap()).unwrap();
-        assert!(
-            buf.wait_slice_mut().unwrap_err().is_device_failed(),
-            "{handle}: another thread may mean another stream"
-        );
+        assert!(buf.wait_slice_mut().unwrap_err().is_device_failed(), "{handle}: a thread may mean another stream");
         record(&mut buf, handle, &context).unwrap();
         assert!(buf.wait_slice_mut().is_ok(), "{handle}: repeated with the context current");
     }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use mock_driver::{Deviation, MockDriver};
+use mock_driver::{Code, Deviation, MockDriver};
 use pinpool::{Backend, Pool};
 
 use crate::child::alone;
-use crate::fixture::{MIB, builder, filled, on_a_stream, stream_and_memory, tensorflow};
+use crate::fixture::{MIB, builder, filled, on_a_stream, start, stream_and_memory, tensorflow};
 
 /// Checks that an event detects the completion of a copy, although the pool was built for timelines.
 fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaSlice<u8>) {
@@ -27,6 +27,19 @@ fn copy_without_a_timeline(driver: &MockDriver) -> (Pool, Arc<CudaStream>, CudaS
 #[test]
 fn without_stream_writes_events_detect_completion() {
     alone(|| _ = copy_without_a_timeline(&MockDriver::load_without(&["cuStreamWriteValue32_v2"])));
+}
+
+#[test]
+fn a_driver_that_writes_no_words_is_asked_once() {
+    alone(|| {
+        let (driver, context, pool) = start();
+        let (stream, mut memory) = stream_and_memory(&context, 4096);
+        driver.fail_from("cuStreamWriteValue32_v2", 1, Code::NOT_SUPPORTED);
+        for _ in 0..3 {
+            filled(&pool, 4096, 7).copy_to(&stream, &mut memory).unwrap().wait().unwrap();
+        }
+        assert_eq!((driver.calls("cuStreamWriteValue32_v2"), pool.stats().copies.in_flight), (1, 0));
+    });
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn a_release_due_under_pressure_runs_on_its_own_thread() {
     let pressure = PressureFile::new();
     pressure.write(20.0, 0.0);
     for backend in [Backend::Register, Backend::Cuda] {
-        let under_pressure = builder(backend).unstable_settings(|extra| extra.pressure = Some(pressure.path()));
+        let under_pressure = builder(backend).unstable_settings(|only| only.pressure = Some(pressure.path()));
         let (pool, clock) = with_manual_clock(under_pressure);
         let at_start = driver.counts();
         drop(pool.get(3 * MIB).unwrap());
@@ -75,7 +75,7 @@ fn dropping_a_pool_with_a_stuck_copy_releases_nothing() {
     let (driver, stream, mut memory) = on_a_stream(4096);
     listen();
     for builder in [builder(Backend::Register), builder(Backend::Cuda), tensorflow()] {
-        let builder = builder.name("stuck").unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO));
+        let builder = builder.name("stuck").unstable_settings(|only| only.copies_wait = Some(Duration::ZERO));
         let pool = builder.build().unwrap();
         drop(pool.get(3 * MIB).unwrap());
         let gate = driver.hold(stream.cu_stream());

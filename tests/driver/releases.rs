@@ -61,7 +61,7 @@ fn every_other_cause_releases_memory() {
     for backend in BACKENDS {
         let driver = MockDriver::load();
         let pressure = PressureFile::new();
-        let under_pressure = builder(backend.clone()).unstable_settings(|extra| extra.pressure = Some(pressure.path()));
+        let under_pressure = builder(backend.clone()).unstable_settings(|only| only.pressure = Some(pressure.path()));
         let (pool, clock) = with_manual_clock(under_pressure);
         let filled_with = |pool: &Pool| drop(pool.get(3 * MIB).unwrap());
         filled_with(&pool);

@@ -78,12 +78,8 @@ fn queued_requests_fail_when_the_device_is_reset() {
         let driver = MockDriver::load();
         driver.set_deviations(AS_ON_A_DEVICE);
         let context = CudaContext::new(0).unwrap();
-        let pool = builder(Backend::Vmm)
-            .max_bytes(4 << 20)
-            .wait(Duration::from_secs(60))
-            .maintenance_thread(true)
-            .build()
-            .unwrap();
+        let builder = builder(Backend::Vmm).max_bytes(4 << 20).wait(Duration::from_secs(60));
+        let pool = builder.maintenance_thread(true).build().unwrap();
         let held = pool.get(4 * MIB).unwrap();
         let (first, second) = (pool.clone(), pool.clone());
         let waiting = [first, second].map(|pool| std::thread::spawn(move || pool.get(4 * MIB).map(drop)));

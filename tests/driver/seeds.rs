@@ -396,7 +396,7 @@ fn lanes(contexts: &[Arc<CudaContext>]) -> Vec<Lane> {
 
 fn pool_of(backend: &Backend, max_bytes: u64) -> Pool {
     let builder = builder(backend.clone()).max_bytes(max_bytes).wait(std::time::Duration::ZERO);
-    builder.unstable_settings(|extra| extra.end_wait = Some(std::time::Duration::from_millis(10))).build().unwrap()
+    builder.unstable_settings(|only| only.copies_wait = Some(std::time::Duration::from_millis(10))).build().unwrap()
 }
 
 #[test]

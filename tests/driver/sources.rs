@@ -98,7 +98,7 @@ fn the_sources_report_the_bytes_that_they_hold() {
                 let expected = if is_fast { source.held_bytes_in_bulk(len) } else { source.held_bytes(len) } as u64;
                 assert_eq!(driver.counts().pinned_bytes - before, expected, "{name}, {len} B");
                 // SAFETY: acquired above, unused.
-                unsafe { source.release(region) }.unwrap();
+                unsafe { source.release(&region) }.unwrap();
             }
         }
     }

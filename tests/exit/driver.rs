@@ -16,7 +16,7 @@ fn pools() -> Vec<Pool> {
     let build = |(preset, backend)| {
         let builder = Pool::builder().without_env().preset(preset).backend(backend);
         let builder = builder.wait(Duration::from_millis(100)).idle_timeout(Duration::from_millis(20));
-        builder.unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50))).build().unwrap()
+        builder.unstable_settings(|only| only.copies_wait = Some(Duration::from_millis(50))).build().unwrap()
     };
     all.map(build).collect()
 }

@@ -111,10 +111,8 @@ fn ended(mut child: Child) -> Option<i32> {
 }
 
 fn heap() -> PoolBuilder {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50)))
+    let builder = Pool::builder().without_env().backend(Backend::Heap);
+    builder.unstable_settings(|only| only.copies_wait = Some(Duration::from_millis(50)))
 }
 
 /// A copy that never ends.

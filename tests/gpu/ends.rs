@@ -36,12 +36,8 @@ fn a_process_exits_with_copies_in_flight_and_threads_that_use_the_pool() {
 #[ignore = "a process that exits with copies in flight"]
 fn exits_with_copies_in_flight() {
     let context = CudaContext::new(0).unwrap();
-    let pool = Pool::builder()
-        .without_env()
-        .backend(backend())
-        .unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50)))
-        .build()
-        .unwrap();
+    let builder = Pool::builder().without_env().backend(backend());
+    let pool = builder.unstable_settings(|only| only.copies_wait = Some(Duration::from_millis(50))).build().unwrap();
     let mut lanes: Vec<Lane> =
         (0..4).map(|number| Lane::on(&context.new_stream().unwrap(), format!("stream {number}"), LEN)).collect();
     let busy = pool.clone();

@@ -27,12 +27,8 @@ pub(crate) fn check_remap_during_copies(rig: &Rig<'_>, pool: &Pool) {
     let name = rig.name();
     let mut lanes: Vec<Lane> = (0..6).map(|number| rig.lane(number, 3 * GRANULE)).collect();
     let holds: Vec<HeldStream> = lanes[..5].iter().map(|lane| HeldStream::on(&lane.stream)).collect();
-    let mut kept: Vec<_> = fill_granules(pool, 1000)
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| index % 2 == 1)
-        .map(|(_, kept)| kept)
-        .collect();
+    let all = fill_granules(pool, 1000).into_iter().enumerate();
+    let mut kept: Vec<_> = all.filter(|(index, _)| index % 2 == 1).map(|(_, kept)| kept).collect();
     for ((batch, buf), lane) in kept.iter_mut().zip(&mut lanes) {
         drop(buf.copy_range_to(0..batch.len, &lane.stream, &mut lane.memory).unwrap());
     }

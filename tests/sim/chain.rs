@@ -26,17 +26,11 @@ fn machine(root: &Path) {
 }
 
 fn pool(root: &Path, draw: &mut Draw) -> Pool {
-    Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(SimSource::new(1 << 40))))
-        .preset(draw.pick(&[Preset::Adaptive, Preset::TensorFlow]))
-        .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
-        .unstable_host_root(root)
-        .maintenance_thread(false)
-        .wait(Duration::ZERO)
-        .max_bytes(Limit::Auto)
-        .build()
-        .unwrap()
+    let source = Backend::Source(Arc::new(SimSource::new(1 << 40)));
+    let preset = draw.pick(&[Preset::Adaptive, Preset::TensorFlow]);
+    let builder = Pool::builder().without_env().backend(source).preset(preset).unstable_host_root(root);
+    let builder = builder.unstable_settings(|only| only.pressure = Some("/dev/null".into()));
+    builder.maintenance_thread(false).wait(Duration::ZERO).max_bytes(Limit::Auto).build().unwrap()
 }
 
 struct Level {

@@ -329,7 +329,7 @@ unsafe impl Source for SimMemory {
         Ok(Region::new(pointer(bytes.start), len_bytes, memory.next_id))
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         self.enter(Call::Release);
         if self.setup.blocks_on_release == 1 {
             // A pool that is ending may have abandoned copies that are completed here.

@@ -112,7 +112,7 @@ pub(super) fn touch(bytes: u64) -> Duration {
 }
 
 fn reserve(bytes: u64, threads: usize, backend: Backend) -> Measured<Duration> {
-    let pool = pool_builder(backend).unstable_settings(|extra| extra.pin_threads = Some(threads)).build()?;
+    let pool = pool_builder(backend).unstable_settings(|only| only.pin_threads = Some(threads)).build()?;
     let begun = Instant::now();
     pool.reserve(bytes)?;
     Ok(begun.elapsed())

@@ -44,7 +44,7 @@ static void check(int result, const char *call)
 
 static void copy_batches(pinpool::pool &pool, CUstream stream)
 {
-    pinpool::memory_resource pinned(pool, stream);
+    pinpool::pinned_resource pinned(pool, stream);
     CUdeviceptr target[slots];
     for (CUdeviceptr &slot : target)
         check(cuMemAlloc_v2(&slot, batch_bytes), "cuMemAlloc");

@@ -27,7 +27,7 @@ static void check(pp_status status, const char *call)
 static void print_line(int level, const char *text, void *user_data)
 {
     (void)user_data;
-    fprintf(stderr, "%s: %s\n", level <= PP_LOG_WARN ? "warning" : "info", text);
+    fprintf(stderr, "%s: %s\n", level == PP_LOG_ERROR ? "error" : level == PP_LOG_WARN ? "warning" : "info", text);
 }
 
 static void *load(void *argument)

@@ -16,13 +16,13 @@
  *     pp_status status = pp_put_after_stream(pool, batch, stream);
  *     if (status != PP_OK)
  *         fprintf(stderr, "%s\n", pp_last_error(NULL));
- *     if (status != PP_OK && status != PP_BUFFER_LOST && status != PP_UNKNOWN_POINTER)
+ *     if (PP_MAY_PUT_AFTER(status))
  *         pp_put(pool, batch);   // without a driver: reusable now; otherwise: never reused
  *     pp_pool_destroy(pool);
  *
- * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. C99 and C++11; pinpool.hpp has classes for C++17. The CUDA driver
- * is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident (mlock) or pageable,
- * unless the setting backend=gpu makes that an error.
+ * Link with -lpinpool or `pkg-config --cflags --libs pinpool`. The header compiles as C99 and C++11; pinpool.hpp has classes
+ * for C++17. The CUDA driver is loaded at run time: no toolkit is needed to build, and without a driver the memory is resident
+ * (mlock) or pageable, unless the setting backend=gpu makes that an error.
  *
  * Every function may be called from any thread, concurrently, and from log callbacks, but not from signal handlers or CUDA host
  * functions (cudaLaunchHostFunc). Release callbacks (pp_release_fn) may call those that do not wait for the pool. No function
@@ -65,6 +65,15 @@
 #define PP_NODISCARD
 #endif
 
+/**
+ * Whether pp_put may return the buffer after a return or a record of it has failed with this code; see pp_put_after_stream. After
+ * any other code, even of a later version, it may be another thread's buffer, or a copy may still use the memory. The macro
+ * evaluates its argument several times: pass a variable, not a call.
+ */
+#define PP_MAY_PUT_AFTER(status)                                                                                            \
+    ((status) == PP_UNAVAILABLE || (status) == PP_STREAM_CAPTURING || (status) == PP_REFUSED_BY_CAPTURE ||                  \
+     (status) == PP_INVALID_HANDLE || (status) == PP_DEVICE_FAILED)
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -96,26 +105,36 @@ typedef enum {
   PP_INVALID_SETTING = 2,
   /** The address is not the start of a buffer in use from this pool. */
   PP_UNKNOWN_POINTER = 3,
-  /** The handle is invalid, or its pool was destroyed (pp_pool_destroy). */
+  /** This is not a pool or a partition, or it was destroyed (pp_pool_destroy). */
   PP_UNKNOWN_POOL = 4,
   /**
    * The request exceeds the limit of the pool (PINPOOL_MAX_BYTES), of its partition, or of pools that share a limit, or must
-   * wait behind earlier requests. A later call may succeed, unless the request is larger than the limit.
+   * wait behind earlier requests. It did not wait, or stopped waiting when the limit became smaller than the request. A later
+   * call may succeed, unless the request is larger than the limit.
    */
   PP_OVER_LIMIT = 5,
   /** The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with. */
   PP_NONE_IDLE = 6,
   /** The driver or the operating system refused memory, pinned or not. A later call may succeed. */
   PP_MEMORY_REFUSED = 7,
-  /** The driver refused to examine the stream or the event, or the device failed, so the end of the work is unknown. */
+  /**
+   * The device failed, or the driver refused to examine the stream or the event for another reason than a capture, so the end
+   * of the work is unknown.
+   */
   PP_DEVICE_FAILED = 8,
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
-  /** Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it. */
+  /**
+   * Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it,
+   * except those that return PP_BUFFER_LOST instead.
+   */
   PP_INTERNAL = 10,
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
   PP_UNAVAILABLE = 11,
-  /** The stream is capturing a graph, and launches of that graph may use the buffer at any time. The memory is never reused. */
+  /**
+   * The stream is capturing a graph, or the event was recorded in a capture, and launches of that graph may use the buffer at
+   * any time. The memory is never reused.
+   */
   PP_STREAM_CAPTURING = 12,
   /** The stream or the event is not valid in this call; see pp_put_after_stream and pp_put_after_event. */
   PP_INVALID_HANDLE = 13,
@@ -126,12 +145,23 @@ typedef enum {
   /** The pool or partition was closed (pp_pool_close). Later requests fail, too. */
   PP_CLOSED = 16,
   /**
-   * Internal error (a bug in pinpool) in a return or record: the buffer is gone. Do not return it, since its address may belong
-   * to another buffer. Only from pp_put, pp_put_after_stream, pp_put_after_event, pp_record_stream and pp_record_event.
+   * Internal error (a bug in pinpool) in a return or record: the caller no longer has the buffer. Do not return it, since
+   * its address may belong to another buffer. Only from pp_put, pp_put_after_stream, pp_put_after_event, pp_record_stream
+   * and pp_record_event.
    */
   PP_BUFFER_LOST = 17,
   /** The device was reset, and the pool's memory is gone. No later request of this pool succeeds: open another. */
   PP_DEVICE_RESET = 18,
+  /**
+   * As PP_OVER_LIMIT, but after the whole wait (PINPOOL_WAIT or `timeout_ms`), so a longer wait may help. Only from pp_get and
+   * pp_get_with.
+   */
+  PP_TIMED_OUT = 19,
+  /**
+   * The driver refused to examine the stream or the event because a stream captures, for example the legacy stream while a
+   * blocking stream does. The same call can succeed after the capture; until then the end of the work is unknown.
+   */
+  PP_REFUSED_BY_CAPTURE = 20,
 } pp_status;
 
 /** Levels of log lines. Each level includes those above it in this list. */
@@ -243,8 +273,8 @@ pp_status pp_set_log(pp_log_fn callback, void *user_data, int level);
  *
  * The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
  * the test may be left to the next call on the pool. All pools of a process share one maintenance thread, unless
- * `maintenance_thread=0`. A GPU backend retains the primary context of the GPU that the setting `device` names, from the first
- * pinned memory until the process ends. Streams of any context may be passed to the other functions.
+ * `maintenance_thread=0`. A GPU backend retains the primary context of the GPU that the setting `device` names, from the time
+ * at which it first pins memory until the process ends. Streams of any context may be passed to the other functions.
  *
  * - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
  * - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another, the shared limit of PINPOOL_LEDGER
@@ -291,15 +321,15 @@ pp_status pp_pool_close(pp_pool *pool);
  * first waits until no copy is in flight:
  *
  * - if no buffer is in use: this call
- * - if buffers are in use: the call that returns the last of them (under `register` and `cuda` this call waits, too)
+ * - if buffers are in use: the call that returns the last of them (under `register` and `cuda` pp_pool_destroy waits, too)
  * - if other calls on the pool are running: the last of them to end
  *
- * The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
- * memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
+ * The wait ends after 30 s unless copies keep completing. The memory of the remaining copies and the reserves (under
+ * `register` and `cuda`, all memory of the pool) then stay pinned, the log says so, and the result is still PP_OK.
  *
- * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
- * libraries. May be called from a log callback. A process may exit without destroying its pools. NULL is allowed and does
- * nothing.
+ * Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, including the work of
+ * other libraries. May be called from a log callback. A process may exit without destroying its pools. NULL is allowed and
+ * does nothing.
  */
 pp_status pp_pool_destroy(pp_pool *pool);
 
@@ -366,7 +396,8 @@ void pp_string_free(char *text);
  * driver refuses while pools of this process hold memory, the call waits up to PINPOOL_WAIT. Then it fails or, with
  * PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
  *
- * - PP_OVER_LIMIT: over the limit after the wait.
+ * - PP_TIMED_OUT: over the limit after the whole wait.
+ * - PP_OVER_LIMIT: over the limit, and not after the whole wait, for example if the request is larger than the limit.
  * - PP_MEMORY_REFUSED: the driver or the kernel refused.
  * - PP_DEVICE_RESET: the device was reset.
  * - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
@@ -381,7 +412,6 @@ PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
  *     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
  *
  * - PP_INVALID_ARGUMENT: an option is invalid, or `struct_size` is not its size in this version or an earlier one.
- * - PP_OVER_LIMIT: over the limit after the wait.
  * - The other codes of pp_get.
  */
 PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_request_options *options, void **ptr);
@@ -421,9 +451,9 @@ PP_NODISCARD pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_p
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
  * nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
- * instead. If one of these fails, pp_put may return the buffer instead: pp_put_after_stream lists the failures after which the
- * caller still has the buffer, and those after which its memory is reused. Any thread may call this function. It waits while
- * another thread records work on the buffer.
+ * instead. If one of these fails, pp_put may return the buffer instead (PP_MAY_PUT_AFTER); pp_put_after_stream says when the memory
+ * is then reused. Any thread may call this function. It waits while another thread records work on the buffer. The last
+ * return to a destroyed pool releases the pool's memory and may wait (pp_pool_destroy).
  *
  * - PP_UNKNOWN_POINTER: `ptr` was already returned, is being returned by another thread, belongs to another pool, or points
  *   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -438,17 +468,18 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * query the context, even if the work has completed.
  *
  * NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
- * `--default-stream per-thread` must pass `cudaStreamPerThread`. If it passes NULL, the fence is on the legacy stream. That is
- * safe but slow: the fence and the blocking streams of the context (those without CU_STREAM_NON_BLOCKING) wait for each other.
+ * `--default-stream per-thread` should pass `cudaStreamPerThread`. With NULL the fence is on the legacy stream, which is safe
+ * but slow: the fence and the blocking streams of the context (those without CU_STREAM_NON_BLOCKING) wait for each other.
  * While one of them captures, the driver refuses the fence. The legacy stream belongs to the current context, and
  * `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
  * current, or use pp_put_after_event.
  *
- * - PP_DEVICE_FAILED: the driver refused to examine the stream, for example NULL while a blocking stream captures. Call this
- *   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. A call with a default
- *   stream of a green context never succeeds: pass another stream. If the driver only refuses to record an event, the call
- *   succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for
- *   all work of the context.
+ * - PP_REFUSED_BY_CAPTURE: a stream captures, for example a blocking stream while `stream` is NULL. After the capture, call
+ *   this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
+ * - PP_DEVICE_FAILED: the driver refused for another reason. A second call, as above, may succeed, except with a default
+ *   stream of a green context: pass another stream. If the driver only refuses to record an event, the call succeeds: it waits
+ *   up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
+ *   context.
  * - PP_STREAM_CAPTURING: the stream is capturing a graph.
  * - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current:
  *   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The pool takes the next successful
@@ -457,14 +488,13 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: as pp_put.
  *
- * NULL for `ptr` is allowed and does nothing. After PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL or PP_FORKED do not return
- * `ptr` to this pool again: the address may already be another thread's buffer. After any other failure the caller still has the
- * buffer, and pp_put returns it. Its memory is then:
+ * NULL for `ptr` is allowed and does nothing. After a failure with a code of PP_MAY_PUT_AFTER the caller still has the buffer,
+ * and pp_put returns it. After any other code do not return `ptr` to this pool again. After pp_put the memory is:
  *
  * - after PP_UNAVAILABLE: reused immediately.
  * - after PP_STREAM_CAPTURING or a NULL event: never reused, even if a second call succeeds.
- * - after PP_DEVICE_FAILED, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or
- *   event has succeeded first.
+ * - after PP_REFUSED_BY_CAPTURE, PP_DEVICE_FAILED, or PP_INVALID_HANDLE for another reason: never reused, unless a second call
+ *   with the same stream or event has succeeded first.
  */
 PP_NODISCARD pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
@@ -478,8 +508,8 @@ PP_NODISCARD pp_status pp_put_after_stream(pp_pool *pool, void *ptr, CUstream_st
  *
  * - PP_INVALID_HANDLE: `event` is NULL, the driver reported an invalid event handle, or the work has not completed and no
  *   context is current.
- * - PP_DEVICE_FAILED (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
- *   The event must not be recorded again before a second call.
+ * - PP_STREAM_CAPTURING (also for an event recorded in a capture), PP_DEVICE_FAILED, PP_REFUSED_BY_CAPTURE, PP_UNAVAILABLE,
+ *   PP_UNKNOWN_POINTER: as pp_put_after_stream. The event must not be recorded again before a second call.
  */
 PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
@@ -489,7 +519,8 @@ PP_NODISCARD pp_status pp_put_after_event(pp_pool *pool, void *ptr, CUevent_st *
  * function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
  * the context must live. NULL for `ptr` is allowed and does nothing.
  *
- * - PP_DEVICE_FAILED, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+ * - PP_REFUSED_BY_CAPTURE, PP_DEVICE_FAILED, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as
+ *   pp_put_after_stream.
  */
 PP_NODISCARD pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *stream);
 
@@ -497,13 +528,15 @@ PP_NODISCARD pp_status pp_record_stream(pp_pool *pool, void *ptr, CUstream_st *s
  * Records that the work before the last cudaEventRecord of `event` uses the buffer at `ptr`, as pp_record_stream does for a
  * stream. pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
  *
- * - PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_event.
+ * - PP_STREAM_CAPTURING, PP_REFUSED_BY_CAPTURE, PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as
+ *   pp_put_after_event.
  */
 PP_NODISCARD pp_status pp_record_event(pp_pool *pool, void *ptr, CUevent_st *event);
 
 /**
- * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
- * the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
+ * Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. For
+ * adopted memory it is the argument of pp_adopt. For other memory it is 0 with the backends heap and mlock, and for the pageable
+ * memory of a full pool (PINPOOL_ON_FULL=pageable).
  *
  * - PP_UNKNOWN_POINTER: no buffer in use of this pool begins at `ptr`.
  */

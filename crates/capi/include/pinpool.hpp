@@ -1,5 +1,5 @@
 /*
- * pinpool for C++17: classes around pinpool.h.
+ * pinpool for C++17: classes around pinpool.h, written by hand.
  *
  *     pinpool::pool pool("max_bytes=4GiB; name=loader");
  *     {
@@ -8,13 +8,13 @@
  *         cudaMemcpyAsync(device, batch.data(), batch.size(), cudaMemcpyHostToDevice, stream);
  *     }   // its destructor returns the buffer, which is reused once the copy has completed
  *
- *     pinpool::memory_resource memory(pool, stream);
+ *     pinpool::pinned_resource memory(pool, stream);
  *     std::pmr::vector<float> values(1024, &memory);
  *
  * Each function that returns memory takes the stream of its copies, or `pinpool::host_only` if only host code uses it.
  *
- * Functions that fail throw pinpool::error, but allocations of a memory_resource throw pinpool::bad_alloc, and put(),
- * put_ignoring_stream() and destructors throw nothing. A pool, a partition and a memory_resource may be used by several threads
+ * Functions that fail throw pinpool::error, but allocations of a pinned_resource throw pinpool::bad_alloc, and reset(),
+ * put_ignoring_stream() and destructors throw nothing. A pool, a partition and a pinned_resource may be used by several threads
  * concurrently; a buffer by one thread at a time. Needs exceptions and RTTI.
  *
  * A null stream is the default stream of the translation unit (in pinpool.h it is always the legacy stream):
@@ -91,7 +91,7 @@ private:
     pp_status status_;
 };
 
-/** A failed allocation of a memory_resource: the last failed call of this thread. */
+/** A failed allocation of a pinned_resource: the last failed call of this thread. */
 class bad_alloc : public std::bad_alloc {
 public:
     const char *what() const noexcept override { return error_.what(); }
@@ -116,24 +116,18 @@ inline void check(pp_status status)
         throw error(status, pp_last_error(nullptr));
 }
 
-/** Whether the caller still has the buffer after this failure of a return or a record; see pp_put_after_stream. */
-inline bool is_still_held(pp_status failure) noexcept
-{
-    return failure != PP_BUFFER_LOST && failure != PP_UNKNOWN_POINTER && failure != PP_UNKNOWN_POOL && failure != PP_FORKED;
-}
-
 /** Returns a buffer. If the end of the work is unknown, the memory is never reused; see pp_put_after_stream. */
 inline void put(pp_pool *pool, void *data, std::optional<CUstream_st *> after) noexcept
 {
     if (after) {
         const pp_status status = pp_put_after_stream(pool, data, *after);
-        if (status == PP_OK || !is_still_held(status))
-            return;
+        if (!PP_MAY_PUT_AFTER(status))
+            return; // Returned or, if that is not certain, leaked and never reused.
     }
     pp_put(pool, data);
 }
 
-/** A pool or a partition, destroyed with its last object. Its buffers need no share: the handle stays valid for their return. */
+/** A pool or a partition, destroyed with its last object. Buffers do not share it: they can be returned afterwards. */
 struct owned_pool {
     pp_pool *handle = nullptr;
 
@@ -179,9 +173,15 @@ struct has_stream_getter<Stream, std::void_t<decltype(std::declval<const Stream 
     : std::bool_constant<std::is_convertible_v<decltype(std::declval<const Stream &>().get()), CUstream_st *> &&
                          !is_stream_convertible<Stream> && !is_dereferenceable<Stream>::value> {};
 
+inline namespace PINPOOL_DEFAULT_STREAM {
+class pool_functions;
+} // namespace PINPOOL_DEFAULT_STREAM
 } // namespace detail
 
 inline namespace PINPOOL_DEFAULT_STREAM {
+
+class pool;
+class pinned_resource;
 
 /** The stream that a null CUstream or cudaStream_t is in this translation unit. */
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
@@ -200,13 +200,16 @@ public:
     stream_handle(std::nullptr_t) = delete; /**< Pass default_stream. */
     stream_handle(int) = delete;            /**< Pass default_stream. */
 
-    /** A stream class of a library that converts to CUstream_st *, such as c10::cuda::CUDAStream. */
+    /** A stream class of a library that converts to CUstream_st *. Tested with a class of the form of c10::cuda::CUDAStream. */
     template <typename Stream, std::enable_if_t<detail::is_stream_convertible<Stream>, int> = 0>
     stream_handle(const Stream &stream) : stream_handle(static_cast<CUstream_st *>(stream))
     {
     }
 
-    /** A stream class of a library with a member get(), such as cuda::stream_ref of CCCL. For a smart pointer, pass its get(). */
+    /**
+     * A stream class of a library with a member get(). Tested with a class of the form of cuda::stream_ref of CCCL. For a smart
+     * pointer, pass its get().
+     */
     template <typename Stream, std::enable_if_t<detail::has_stream_getter<Stream>::value, int> = 0>
     stream_handle(const Stream &stream) : stream_handle(static_cast<CUstream_st *>(stream.get()))
     {
@@ -238,16 +241,14 @@ private:
     std::optional<CUstream_st *> stream_;
 };
 
-class pool_base;
-
 /**
  * A buffer of a pool. Its destructor returns the memory, which is reused once the work enqueued on the buffer's stream has
  * completed, or immediately with host_only. If the driver refuses the stream in the destructor, the memory is never reused;
  * `memory.quarantined` in stats_json() counts it. To learn of a refusal and to try again, call put_after_stream before the
  * destructor runs. With a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
  * A buffer may outlive its pool: the last return then releases its memory and may wait, see pp_pool_destroy. The object
- * is empty after a move, put() and put_ignoring_stream(), after a put_after_stream or put_after_event that did not throw, and
- * after an error that says that it has no buffer: PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL or PP_FORKED. Calls on an
+ * is empty after a move, reset() and put_ignoring_stream(), after a put_after_stream or put_after_event that did not throw, and
+ * after an error with a code that is not in PP_MAY_PUT_AFTER: the memory is then another thread's, or is leaked. Calls on an
  * empty buffer do nothing.
  */
 class [[nodiscard]] buffer {
@@ -284,12 +285,12 @@ public:
         return result != 0;
     }
 
-    /** The stream after whose work the memory is reused, or host_only. */
+    /** The memory is reused after the work of this stream, or immediately with host_only. */
     stream_or_host stream() const noexcept { return after_; }
 
     /**
-     * Replaces the stream after whose work the memory is reused, even if the destructor runs during stack unwinding. First record
-     * work that is enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run.
+     * Changes the stream after whose work the destructor lets the memory be reused. First record work that is enqueued on the earlier
+     * stream (record_stream). The stream must not be destroyed before the destructor has run.
      */
     void set_stream(stream_or_host after) noexcept { after_ = after; }
 
@@ -307,7 +308,7 @@ public:
     void record_event(std::nullptr_t) = delete;
 
     /** Returns the buffer to its pool as the destructor does: the memory is reused after the work of the buffer's stream. */
-    void put() noexcept { const buffer returned(std::move(*this)); }
+    void reset() noexcept { const buffer returned(std::move(*this)); }
 
     /** Returns the buffer to its pool immediately, and ignores its stream. Only recorded device work may still use it. */
     void put_ignoring_stream() noexcept
@@ -318,9 +319,9 @@ public:
     }
 
     /**
-     * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` so far has completed. If this throws, the
-     * object still has the buffer, except after the four codes that pp_put_after_stream names. The memory is then never reused unless
-     * a second call succeeds. After PP_STREAM_CAPTURING it is never reused, and after PP_UNAVAILABLE it is reused immediately.
+     * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` so far has completed. If this throws
+     * a code of PP_MAY_PUT_AFTER, the object still has the buffer. The memory is then never reused unless a second call succeeds.
+     * After PP_STREAM_CAPTURING it is never reused, and after PP_UNAVAILABLE it is reused immediately.
      */
     void put_after_stream(stream_handle stream)
     {
@@ -346,7 +347,7 @@ public:
 
 private:
     friend class pool;
-    friend class pool_base;
+    friend class detail::pool_functions;
     buffer(pp_pool *pool, void *data, std::size_t size, stream_or_host after) noexcept
         : pool_(pool), data_(data), size_(size), after_(after)
     {
@@ -358,9 +359,11 @@ private:
         if (data_ == nullptr)
             return;
         const pp_status status = function(pool_, data_);
-        if (!detail::is_still_held(status))
+        if (status == PP_OK)
+            return;
+        if (!PP_MAY_PUT_AFTER(status))
             forget();
-        detail::check(status);
+        throw error(status, pp_last_error(nullptr));
     }
 
     void forget() noexcept
@@ -377,8 +380,13 @@ private:
     stream_or_host after_ = host_only;
 };
 
+} // namespace PINPOOL_DEFAULT_STREAM
+
+namespace detail {
+inline namespace PINPOOL_DEFAULT_STREAM {
+
 /** The functions of `pool` and `partition`, which are handles: const members may change the pool. */
-class pool_base {
+class pool_functions {
 public:
     /**
      * Returns a buffer for copies on the stream `after`, which must not be destroyed before the buffer; see pp_get. With a default
@@ -387,16 +395,16 @@ public:
     buffer get(std::size_t bytes, stream_or_host after) const
     {
         void *data = nullptr;
-        detail::check(pp_get(native_handle(), bytes, &data));
+        check(pp_get(native_handle(), bytes, &data));
         return buffer(native_handle(), data, bytes, after);
     }
 
     /** As above, with options, but slower. C++20: pool.get(bytes, stream, {.alignment = 1 << 16, .tag = "decode"}) */
     buffer get(std::size_t bytes, stream_or_host after, const request_options &options) const
     {
-        const pp_request_options c_options = detail::to_c_options(options);
+        const pp_request_options c_options = to_c_options(options);
         void *data = nullptr;
-        detail::check(pp_get_with(native_handle(), bytes, &c_options, &data));
+        check(pp_get_with(native_handle(), bytes, &c_options, &data));
         return buffer(native_handle(), data, bytes, after);
     }
 
@@ -406,25 +414,26 @@ public:
      */
     [[nodiscard]] std::optional<buffer> try_get(std::size_t bytes, stream_or_host after, const request_options &options = {}) const
     {
-        const pp_request_options c_options = detail::to_c_options(options);
+        const pp_request_options c_options = to_c_options(options);
         void *data = nullptr;
         const pp_status status = pp_try_get_with(native_handle(), bytes, &c_options, &data);
         if (status == PP_NONE_IDLE)
             return std::nullopt;
-        detail::check(status);
+        check(status);
         return buffer(native_handle(), data, bytes, after);
     }
 
     /** Makes waiting and later requests fail with PP_CLOSED; see pp_pool_close. */
-    void close() const { detail::check(pp_pool_close(native_handle())); }
+    void close() const { check(pp_pool_close(native_handle())); }
 
-    void set_max_bytes(std::uint64_t max_bytes) const { detail::check(pp_set_max_bytes(native_handle(), max_bytes)); }
+    /** Changes the limit; see pp_set_max_bytes. */
+    void set_max_bytes(std::uint64_t max_bytes) const { check(pp_set_max_bytes(native_handle(), max_bytes)); }
 
     /** The statistics as a JSON object. */
     [[nodiscard]] std::string stats_json() const
     {
         char *json = nullptr;
-        detail::check(pp_stats_json(native_handle(), &json));
+        check(pp_stats_json(native_handle(), &json));
         const std::unique_ptr<char, void (*)(char *)> freed_at_end(json, pp_string_free);
         return std::string(json);
     }
@@ -433,20 +442,25 @@ public:
     pp_pool *native_handle() const noexcept { return pool_->handle; }
 
 protected:
-    pool_base() : pool_(std::make_shared<detail::owned_pool>()) {}
-    pool_base(const pool_base &) = default; // No move, so that every object has a pool.
-    pool_base &operator=(const pool_base &) = default;
-    ~pool_base() = default;
+    pool_functions() : pool_(std::make_shared<owned_pool>()) {}
+    pool_functions(const pool_functions &) = default; // No move, so that every object has a pool.
+    pool_functions &operator=(const pool_functions &) = default;
+    ~pool_functions() = default;
 
-    friend class memory_resource;
-    std::shared_ptr<detail::owned_pool> pool_;
+    friend class pinpool::pinned_resource;
+    std::shared_ptr<owned_pool> pool_;
 };
+
+} // namespace PINPOOL_DEFAULT_STREAM
+} // namespace detail
+
+inline namespace PINPOOL_DEFAULT_STREAM {
 
 /**
  * A part of a pool with its own limit and wait queue, shared by its copies; see pp_partition_open. Destroying the last copy or
- * memory_resource destroys it, but not its buffers. A request with a tag fails, since its name is the tag of its buffers.
+ * pinned_resource destroys it, but not its buffers. A request with a tag fails, since its name is the tag of its buffers.
  */
-class partition : public pool_base {
+class partition : public detail::pool_functions {
 private:
     friend class pool;
     partition(pp_pool *pool, const std::string &name, std::uint64_t max_bytes)
@@ -456,11 +470,11 @@ private:
 };
 
 /**
- * A pool, shared by its copies. Destroying the last copy or memory_resource destroys it, but not its buffers, and may wait: see
+ * A pool, shared by its copies. Destroying the last copy or pinned_resource destroys it, but not its buffers, and may wait: see
  * pp_pool_destroy. Do not make a pool static: its destructor would run while the CUDA driver shuts down. Allocate such a pool with new,
  * and never delete it. A move of a pool or a partition copies it.
  */
-class pool : public pool_base {
+class pool : public detail::pool_functions {
 public:
     /** Opens a pool with the settings of the environment. */
     explicit pool() : pool(std::string()) {}
@@ -468,11 +482,22 @@ public:
     /** Opens a pool with these settings and those of the environment; see pp_pool_open. */
     explicit pool(const std::string &config) { detail::check(pp_pool_open(detail::checked_c_str(config), &pool_->handle)); }
 
-    /** Makes memory that is already pinned a buffer; `on_release` releases it. See pp_adopt. */
-    buffer adopt(void *data, std::size_t bytes, bool is_pinned, pp_release_fn on_release, void *user_data,
-                 stream_or_host after) const
+    /**
+     * Makes memory of the program, pinned or not (`is_pinned`), a buffer of the pool. Once the buffer is returned and the work on `after` has
+     * completed, any thread calls `on_release(data)`, such as cudaFreeHost or a lambda, which must not throw; see pp_release_fn and
+     * pp_adopt. If adopt throws, `on_release` is destroyed without a call. A lambda must not own a pool, a partition or a buffer:
+     * its destruction in the callback could wait, which pp_release_fn forbids.
+     */
+    template <typename Release>
+    buffer adopt(void *data, std::size_t bytes, stream_or_host after, bool is_pinned, Release on_release) const
     {
-        detail::check(pp_adopt(native_handle(), data, bytes, is_pinned, on_release, user_data));
+        auto kept = std::make_unique<Release>(std::move(on_release));
+        const auto release = [](void *released, void *user_data) noexcept {
+            const std::unique_ptr<Release> owned(static_cast<Release *>(user_data));
+            (void)(*owned)(released);
+        };
+        detail::check(pp_adopt(native_handle(), data, bytes, is_pinned, release, kept.get()));
+        (void)kept.release(); // `release` deletes it.
         return buffer(native_handle(), data, bytes, after);
     }
 
@@ -484,7 +509,9 @@ public:
 
     /** Pins `bytes` more, in addition to earlier reserves; see pp_reserve. */
     void reserve(std::uint64_t bytes) const { detail::check(pp_reserve(native_handle(), bytes)); }
+    /** Releases idle memory until at most to_bytes are pinned; see pp_trim. */
     void trim(std::uint64_t to_bytes) const { detail::check(pp_trim(native_handle(), to_bytes)); }
+    /** Does the work of the maintenance thread; see pp_maintain. */
     void maintain() const { detail::check(pp_maintain(native_handle())); }
 };
 
@@ -499,25 +526,26 @@ public:
  * Each allocation is a separate buffer of at least 4 KiB: suitable for vectors and arenas, not for lists of small nodes (put a
  * std::pmr::unsynchronized_pool_resource in between). The options apply to each allocation: a timeout bounds its wait. Two
  * resources are equal if they use the same pool and stream. The constructor throws pinpool::error for a partition and a tag.
- * This is no cuda::mr resource of CCCL.
+ * It is not a cuda::mr resource: RMM and CCCL cannot use it.
  */
-class memory_resource : public std::pmr::memory_resource {
+class pinned_resource : public std::pmr::memory_resource {
 public:
-    memory_resource(const pool &pool, stream_or_host after, request_options options = {})
-        : memory_resource(pool.pool_, after, std::move(options))
+    pinned_resource(const pool &pool, stream_or_host after, request_options options = {})
+        : pinned_resource(pool.pool_, after, std::move(options))
     {
     }
-    memory_resource(const partition &partition, stream_or_host after, request_options options = {})
-        : memory_resource(partition.pool_, after, std::move(options))
+    pinned_resource(const partition &partition, stream_or_host after, request_options options = {})
+        : pinned_resource(partition.pool_, after, std::move(options))
     {
         if (!options_.tag.empty())
             throw error(PP_INVALID_ARGUMENT, "the name of a partition is its tag: pass options without a tag");
     }
-    memory_resource(const memory_resource &) = default; // No move, so that every object has a pool.
-    memory_resource &operator=(const memory_resource &) = default;
+    pinned_resource(const pinned_resource &) = default; // No move, so that every object has a pool.
+    /** Memory in use must return to its own pool, after the work of its own stream. */
+    pinned_resource &operator=(const pinned_resource &) = delete;
 
 private:
-    memory_resource(std::shared_ptr<detail::owned_pool> pool, stream_or_host after, request_options options)
+    pinned_resource(std::shared_ptr<detail::owned_pool> pool, stream_or_host after, request_options options)
         : pool_(std::move(pool)), after_(after), options_(std::move(options))
     {
         (void)detail::to_c_options(options_); // Throws now, not in an allocation.
@@ -545,7 +573,7 @@ private:
 
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
     {
-        const auto *resource = dynamic_cast<const memory_resource *>(&other);
+        const auto *resource = dynamic_cast<const pinned_resource *>(&other);
         return resource != nullptr && resource->pool_ == pool_ && resource->after_.get() == after_.get();
     }
 

@@ -52,7 +52,8 @@ fn get(
 /// driver refuses while pools of this process hold memory, the call waits up to PINPOOL_WAIT. Then it fails or, with
 /// PINPOOL_ON_FULL=pageable, returns pageable memory (see pp_is_pinned). For 0 bytes the call stores NULL and returns PP_OK.
 ///
-/// - PP_OVER_LIMIT: over the limit after the wait.
+/// - PP_TIMED_OUT: over the limit after the whole wait.
+/// - PP_OVER_LIMIT: over the limit, and not after the whole wait, for example if the request is larger than the limit.
 /// - PP_MEMORY_REFUSED: the driver or the kernel refused.
 /// - PP_DEVICE_RESET: the device was reset.
 /// - PP_INVALID_ARGUMENT: `bytes` exceeds PTRDIFF_MAX after rounding.
@@ -99,7 +100,6 @@ const KNOWN_SIZES: [usize; 1] = [size_of::<pp_request_options>()];
 ///     pp_status status = pp_get_with(pool, 1 << 20, &options, &batch);
 ///
 /// - PP_INVALID_ARGUMENT: an option is invalid, or `struct_size` is not its size in this version or an earlier one.
-/// - PP_OVER_LIMIT: over the limit after the wait.
 /// - The other codes of pp_get.
 ///
 /// # Safety
@@ -255,9 +255,9 @@ pub unsafe extern "C" fn pp_adopt(
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
 /// nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
-/// instead. If one of these fails, pp_put may return the buffer instead: pp_put_after_stream lists the failures after which the
-/// caller still has the buffer, and those after which its memory is reused. Any thread may call this function. It waits while
-/// another thread records work on the buffer.
+/// instead. If one of these fails, pp_put may return the buffer instead (PP_MAY_PUT_AFTER); pp_put_after_stream says when the memory
+/// is then reused. Any thread may call this function. It waits while another thread records work on the buffer. The last
+/// return to a destroyed pool releases the pool's memory and may wait (pp_pool_destroy).
 ///
 /// - PP_UNKNOWN_POINTER: `ptr` was already returned, is being returned by another thread, belongs to another pool, or points
 ///   into the middle of a buffer; see pp_last_error. Once the address is handed out again, a second return is not detected, and
@@ -280,17 +280,18 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// query the context, even if the work has completed.
 ///
 /// NULL is always the legacy default stream (in pinpool.hpp it is the translation unit's default stream): code compiled with
-/// `--default-stream per-thread` must pass `cudaStreamPerThread`. If it passes NULL, the fence is on the legacy stream. That is
-/// safe but slow: the fence and the blocking streams of the context (those without CU_STREAM_NON_BLOCKING) wait for each other.
+/// `--default-stream per-thread` should pass `cudaStreamPerThread`. With NULL the fence is on the legacy stream, which is safe
+/// but slow: the fence and the blocking streams of the context (those without CU_STREAM_NON_BLOCKING) wait for each other.
 /// While one of them captures, the driver refuses the fence. The legacy stream belongs to the current context, and
 /// `cudaStreamPerThread` also to the calling thread. Make this call on the thread that enqueued the work, with the same device
 /// current, or use pp_put_after_event.
 ///
-/// - PP_DEVICE_FAILED: the driver refused to examine the stream, for example NULL while a blocking stream captures. Call this
-///   function again with the same stream, which must still exist; if that succeeds, the buffer is reused. A call with a default
-///   stream of a green context never succeeds: pass another stream. If the driver only refuses to record an event, the call
-///   succeeds: it waits up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for
-///   all work of the context.
+/// - PP_REFUSED_BY_CAPTURE: a stream captures, for example a blocking stream while `stream` is NULL. After the capture, call
+///   this function again with the same stream, which must still exist; if that succeeds, the buffer is reused.
+/// - PP_DEVICE_FAILED: the driver refused for another reason. A second call, as above, may succeed, except with a default
+///   stream of a green context: pass another stream. If the driver only refuses to record an event, the call succeeds: it waits
+///   up to 0.5 s for the stream (not for a default stream), and if that is not enough, the pool waits for all work of the
+///   context.
 /// - PP_STREAM_CAPTURING: the stream is capturing a graph.
 /// - PP_INVALID_HANDLE: the driver reported an invalid stream handle, or `stream` is a default stream and no context is current:
 ///   make the context of the work current (cudaSetDevice) and repeat the call on this thread. The pool takes the next successful
@@ -299,14 +300,13 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: as pp_put.
 ///
-/// NULL for `ptr` is allowed and does nothing. After PP_BUFFER_LOST, PP_UNKNOWN_POINTER, PP_UNKNOWN_POOL or PP_FORKED do not return
-/// `ptr` to this pool again: the address may already be another thread's buffer. After any other failure the caller still has the
-/// buffer, and pp_put returns it. Its memory is then:
+/// NULL for `ptr` is allowed and does nothing. After a failure with a code of PP_MAY_PUT_AFTER the caller still has the buffer,
+/// and pp_put returns it. After any other code do not return `ptr` to this pool again. After pp_put the memory is:
 ///
 /// - after PP_UNAVAILABLE: reused immediately.
 /// - after PP_STREAM_CAPTURING or a NULL event: never reused, even if a second call succeeds.
-/// - after PP_DEVICE_FAILED, or PP_INVALID_HANDLE for another reason: never reused, unless a second call with the same stream or
-///   event has succeeded first.
+/// - after PP_REFUSED_BY_CAPTURE, PP_DEVICE_FAILED, or PP_INVALID_HANDLE for another reason: never reused, unless a second call
+///   with the same stream or event has succeeded first.
 ///
 /// # Safety
 ///
@@ -331,8 +331,8 @@ pub unsafe extern "C" fn pp_put_after_stream(
 ///
 /// - PP_INVALID_HANDLE: `event` is NULL, the driver reported an invalid event handle, or the work has not completed and no
 ///   context is current.
-/// - PP_DEVICE_FAILED (also for an event recorded in a capture), PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
-///   The event must not be recorded again before a second call.
+/// - PP_STREAM_CAPTURING (also for an event recorded in a capture), PP_DEVICE_FAILED, PP_REFUSED_BY_CAPTURE, PP_UNAVAILABLE,
+///   PP_UNKNOWN_POINTER: as pp_put_after_stream. The event must not be recorded again before a second call.
 ///
 /// # Safety
 ///
@@ -349,7 +349,8 @@ pub unsafe extern "C" fn pp_put_after_event(pool: *mut pp_pool, ptr: *mut c_void
 /// function for each stream, concurrently or not, and then pp_put. pp_put_after_stream describes default streams and how long
 /// the context must live. NULL for `ptr` is allowed and does nothing.
 ///
-/// - PP_DEVICE_FAILED, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_stream.
+/// - PP_REFUSED_BY_CAPTURE, PP_DEVICE_FAILED, PP_STREAM_CAPTURING, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as
+///   pp_put_after_stream.
 ///
 /// # Safety
 ///
@@ -364,7 +365,8 @@ pub unsafe extern "C" fn pp_record_stream(pool: *mut pp_pool, ptr: *mut c_void, 
 /// Records that the work before the last cudaEventRecord of `event` uses the buffer at `ptr`, as pp_record_stream does for a
 /// stream. pp_put_after_event describes the event. NULL for `ptr` is allowed and does nothing.
 ///
-/// - PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as pp_put_after_event.
+/// - PP_STREAM_CAPTURING, PP_REFUSED_BY_CAPTURE, PP_DEVICE_FAILED, PP_INVALID_HANDLE, PP_UNAVAILABLE, PP_UNKNOWN_POINTER: as
+///   pp_put_after_event.
 ///
 /// # Safety
 ///
@@ -407,8 +409,9 @@ fn record(
     })
 }
 
-/// Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. It is 0 with
-/// the backends heap and mlock, and for the pageable memory of a full pool (PINPOOL_ON_FULL=pageable).
+/// Stores in `is_pinned` whether the driver pinned the buffer at `ptr`, so that copies can be asynchronous: 1 or 0. For
+/// adopted memory it is the argument of pp_adopt. For other memory it is 0 with the backends heap and mlock, and for the pageable
+/// memory of a full pool (PINPOOL_ON_FULL=pageable).
 ///
 /// - PP_UNKNOWN_POINTER: no buffer in use of this pool begins at `ptr`.
 ///

@@ -134,7 +134,7 @@ impl BuffersInUse {
         loop {
             let Entry::Occupied(mut entry) = entries.entry(address) else {
                 drop(entries);
-                return Err(self.inside(address));
+                return Err(self.why_missing(address));
             };
             let in_use = entry.get_mut();
             if let Some(buf) = in_use.buf.take() {
@@ -209,7 +209,7 @@ impl BuffersInUse {
         let entries = self.shard(address).entries.lock();
         let found = entries.get(&address).and_then(|entry| entry.buf.as_ref().map(is_pinned).or(entry.is_pinned));
         drop(entries);
-        found.ok_or_else(|| self.inside(address))
+        found.ok_or_else(|| self.why_missing(address))
     }
 
     /// Returns whether no buffer is in use.
@@ -222,9 +222,9 @@ impl BuffersInUse {
         self.shards.iter().for_each(|shard| shard.entries.lock().shrink_to_fit());
     }
 
-    /// Returns the buffer that contains an address at which no buffer begins. Searches all buffers, so only error texts use it.
+    /// Returns the reason that no buffer begins at this address. Searches all buffers, so only error texts use it.
     #[cold]
-    pub(crate) fn inside(&self, address: usize) -> LookupError {
+    pub(crate) fn why_missing(&self, address: usize) -> LookupError {
         let holds = |(&start, entry): (&usize, &InUse)| {
             let len = entry.buf.as_ref()?.len();
             (start <= address && address - start < len).then_some(LookupError::Inside(start, len))
@@ -283,7 +283,7 @@ mod tests {
         }
         assert_eq!((all.is_empty(), all.is_pinned(address)), (false, Ok(false)), "a query does not fail meanwhile");
         all.put_back(buf);
-        assert_eq!((all.is_pinned(address), all.inside(address)), (Ok(false), LookupError::Inside(address, 5000)));
+        assert_eq!((all.is_pinned(address), all.why_missing(address)), (Ok(false), LookupError::Inside(address, 5000)));
         assert!(all.reserve_entry(1) && all.is_pinned(1) == Err(LookupError::Nowhere), "not adopted yet");
         all.remove_entry(1);
         drop(all.remove(address).unwrap());

@@ -21,9 +21,8 @@ pub(crate) fn builder(config: &str) -> Result<PoolBuilder, Failure> {
             }
             Some((name, value)) => builder.setting(name.trim(), value.trim()),
             None if !is_prefix(item) => {
-                return Err(Failure::argument(format!(
-                    "config: `{item}` is neither NAME=VALUE nor a variable prefix (A to Z, digits and `_`, ending in `_`)"
-                )));
+                let why = "is neither NAME=VALUE nor a variable prefix (A to Z, digits and `_`, ending in `_`)";
+                return Err(Failure::argument(format!("config: `{item}` {why}")));
             }
             None => {
                 if let Some(first) = prefix.replace(item) {

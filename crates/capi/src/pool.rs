@@ -25,8 +25,8 @@ use crate::status::pp_status;
 ///
 /// The call may take seconds: it pins the reserve, and may test the backends, which pins and releases up to 2 MiB. With `auto`
 /// the test may be left to the next call on the pool. All pools of a process share one maintenance thread, unless
-/// `maintenance_thread=0`. A GPU backend retains the primary context of the GPU that the setting `device` names, from the first
-/// pinned memory until the process ends. Streams of any context may be passed to the other functions.
+/// `maintenance_thread=0`. A GPU backend retains the primary context of the GPU that the setting `device` names, from the time
+/// at which it first pins memory until the process ends. Streams of any context may be passed to the other functions.
 ///
 /// - PP_INVALID_ARGUMENT: `config` is not UTF-8 or has an invalid item.
 /// - PP_INVALID_SETTING: a setting is unknown, invalid, set twice or contradicts another, the shared limit of PINPOOL_LEDGER
@@ -138,15 +138,15 @@ pub extern "C" fn pp_pool_close(pool: *mut pp_pool) -> pp_status {
 /// first waits until no copy is in flight:
 ///
 /// - if no buffer is in use: this call
-/// - if buffers are in use: the call that returns the last of them (under `register` and `cuda` this call waits, too)
+/// - if buffers are in use: the call that returns the last of them (under `register` and `cuda` pp_pool_destroy waits, too)
 /// - if other calls on the pool are running: the last of them to end
 ///
-/// The wait ends after 30 s unless copies keep completing. The memory of the remaining copies (under `register` and `cuda`, all
-/// memory of the pool) then stays pinned, the log says so, and the result is still PP_OK.
+/// The wait ends after 30 s unless copies keep completing. The memory of the remaining copies and the reserves (under
+/// `register` and `cuda`, all memory of the pool) then stay pinned, the log says so, and the result is still PP_OK.
 ///
-/// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, also of other
-/// libraries. May be called from a log callback. A process may exit without destroying its pools. NULL is allowed and does
-/// nothing.
+/// Under `register` and `cuda`, and for a reserve of `vmm`, the release waits for all work of the device, including the work of
+/// other libraries. May be called from a log callback. A process may exit without destroying its pools. NULL is allowed and
+/// does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_pool_destroy(pool: *mut pp_pool) -> pp_status {
     guarded(|| NonNull::new(pool).map_or(Ok(()), |pool| slots::destroy(pool.as_ptr())).map(|()| pp_status::PP_OK))
@@ -189,14 +189,6 @@ pub extern "C" fn pp_set_max_bytes(pool: *mut pp_pool, max_bytes: u64) -> pp_sta
     })
 }
 
-/// Calls `call` with an open pool. Fails for a partition.
-fn on_pool_not_partition(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_status {
-    guarded(|| {
-        call(slots::enter(pool)?.pool()?);
-        Ok(pp_status::PP_OK)
-    })
-}
-
 /// Releases idle memory, the oldest first, until at most `to_bytes` are pinned or nothing is idle. Does not touch buffers in
 /// use or reserves. The call is slow; under `register` and `cuda` it waits for all work of the device, and with these backends
 /// and the preset adaptive it releases nothing while a buffer is quarantined.
@@ -204,7 +196,7 @@ fn on_pool_not_partition(pool: *mut pp_pool, call: impl FnOnce(&Pool)) -> pp_sta
 /// - PP_INVALID_ARGUMENT: `pool` is a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
-    on_pool_not_partition(pool, |pool| pool.trim(to_bytes))
+    guarded(|| slots::enter(pool)?.pool().map(|pool| pool.trim(to_bytes)).map(|()| pp_status::PP_OK))
 }
 
 /// Detects completed copies, and releases memory that has been idle for long (`register`, `cuda`: only under memory pressure).
@@ -213,7 +205,7 @@ pub extern "C" fn pp_trim(pool: *mut pp_pool, to_bytes: u64) -> pp_status {
 /// - PP_INVALID_ARGUMENT: `pool` is a partition.
 #[unsafe(no_mangle)]
 pub extern "C" fn pp_maintain(pool: *mut pp_pool) -> pp_status {
-    on_pool_not_partition(pool, Pool::maintain)
+    guarded(|| slots::enter(pool)?.pool().map(Pool::maintain).map(|()| pp_status::PP_OK))
 }
 
 /// Stores the statistics of the pool in `json`, as one JSON object on one line. Names that end in `_bytes` are bytes, names that

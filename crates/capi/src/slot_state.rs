@@ -26,7 +26,7 @@ pub(crate) struct SlotState(AtomicUsize);
 
 impl SlotState {
     #[inline]
-    pub(crate) fn is(&self, generation: usize, phase: Phase) -> bool {
+    pub(crate) fn is_in(&self, generation: usize, phase: Phase) -> bool {
         self.0.load(Ordering::SeqCst) == word(generation, phase)
     }
 
@@ -39,7 +39,7 @@ impl SlotState {
     #[inline]
     pub(crate) fn generation_in(&self, phase: Phase) -> Option<usize> {
         let generation = self.generation();
-        self.is(generation, phase).then_some(generation)
+        self.is_in(generation, phase).then_some(generation)
     }
 
     /// Changes Free to Opening with the next generation and returns that generation. Returns `None` if the slot is not free.

@@ -112,15 +112,15 @@ impl Drop for CallGuard {
 
 /// Returns the index of the counter that this thread uses.
 #[inline]
-fn counter_number() -> usize {
+fn counter_index() -> usize {
     thread_local! {
-        static NUMBER: usize = {
+        static INDEX: usize = {
             static NEXT: AtomicUsize = AtomicUsize::new(0);
-            // Relaxed: the number only distributes the threads.
+            // Relaxed: the index only distributes the threads.
             NEXT.fetch_add(1, Ordering::Relaxed) % COUNTERS
         };
     }
-    NUMBER.try_with(|number| *number).unwrap_or_default()
+    INDEX.try_with(|index| *index).unwrap_or_default()
 }
 
 /// Returns the slot and the generation that a handle names. Fails if no slot has this generation, or in a forked child.
@@ -153,11 +153,11 @@ fn unknown_pool(handle: *const pp_pool) -> Failure {
 #[inline]
 pub(crate) fn enter(handle: *const pp_pool) -> Result<CallGuard, Failure> {
     let (slot, generation) = resolve(handle)?;
-    let counter = &*slot.calls[counter_number()];
+    let counter = &*slot.calls[counter_index()];
     counter.fetch_add(1, Ordering::SeqCst);
     // Dropping the `CallGuard` decrements the counter.
     let call = CallGuard { slot, counter };
-    if slot.state.is(generation, Phase::Open) { Ok(call) } else { Err(unknown_pool(handle)) }
+    if slot.state.is_in(generation, Phase::Open) { Ok(call) } else { Err(unknown_pool(handle)) }
 }
 
 /// Begins a call on the buffers of a pool that is open, or destroyed with buffers in use: a return, a record or a query. Dropping
@@ -165,11 +165,8 @@ pub(crate) fn enter(handle: *const pp_pool) -> Result<CallGuard, Failure> {
 #[inline]
 pub(crate) fn enter_for_buffers(handle: *const pp_pool) -> Result<BuffersGuard, Failure> {
     let (slot, generation) = resolve(handle)?;
-    if slot.state.is(generation, Phase::Free) {
-        Err(unknown_pool(handle))
-    } else {
-        Ok(BuffersGuard { slot, generation })
-    }
+    let is_free = slot.state.is_in(generation, Phase::Free);
+    if is_free { Err(unknown_pool(handle)) } else { Ok(BuffersGuard { slot, generation }) }
 }
 
 /// Access to the buffers in use of a pool that is open or destroyed. Not counted: the buffer that the caller returns keeps the
@@ -201,7 +198,7 @@ impl BuffersGuard {
         // SAFETY: as in `resolve`.
         let slots = SLOTS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() });
         let mut others = slots.filter(|other| !ptr::eq(*other, self.slot) && other.fork_generation == fork_generation);
-        others.any(|other| other.buffers.inside(address) != LookupError::Nowhere)
+        others.any(|other| other.buffers.why_missing(address) != LookupError::Nowhere)
     }
 }
 
@@ -210,7 +207,7 @@ impl Drop for BuffersGuard {
     fn drop(&mut self) {
         // The call removed its buffer from the table, under a lock of the table, before this check. So either this check sees
         // Ended, or the thread that ended the pool saw the table without the buffer.
-        if self.slot.state.is(self.generation, Phase::Ended) {
+        if self.slot.state.is_in(self.generation, Phase::Ended) {
             self.slot.free_if_empty(self.generation);
         }
     }
@@ -224,10 +221,8 @@ pub(crate) fn open(opened: PoolOrPartition, zero: bool) -> Result<*mut pp_pool, 
         Some((number, slot, slot.state.claim()?))
     });
     let Some((number, slot, generation)) = claimed else {
-        let text = format!(
-            "{POOLS_MAX} pools and partitions are open or have buffers in use: destroy one, and return its buffers"
-        );
-        return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, text));
+        let why = "pools and partitions are open or have buffers in use: destroy one, and return its buffers";
+        return Err(Failure::new(pp_status::PP_TOO_MANY_POOLS, format!("{POOLS_MAX} {why}")));
     };
     slot.open(generation, opened, zero);
     Ok(ptr::without_provenance_mut(generation << NUMBER_BITS | number))
@@ -360,10 +355,10 @@ mod tests {
             destroy_in(&slot, second);
             true
         });
-        assert!(slot.state.is(first + 1, Phase::Ended), "{:?}", slot.state);
+        assert!(slot.state.is_in(first + 1, Phase::Ended), "{:?}", slot.state);
         drop(slot.buffers.remove(address.get()).unwrap());
         slot.free_if_empty(first + 1);
-        assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
+        assert!(slot.state.is_in(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
     /// Destroys the pool and removes its last buffer, so that the slot is Ended and not Free yet.
@@ -371,7 +366,7 @@ mod tests {
         let address = take_address(slot);
         destroy_in(slot, generation);
         drop(slot.buffers.remove(address).unwrap());
-        assert!(slot.state.is(generation, Phase::Ended));
+        assert!(slot.state.is_in(generation, Phase::Ended));
     }
 
     #[test]
@@ -387,9 +382,9 @@ mod tests {
             destroy_in(&slot, second);
             true
         });
-        assert!(slot.state.is(first + 1, Phase::Destroyed), "{:?}", slot.state);
+        assert!(slot.state.is_in(first + 1, Phase::Destroyed), "{:?}", slot.state);
         slot.leave(counter);
-        assert!(slot.state.is(first + 1, Phase::Free), "{:?}", slot.state);
+        assert!(slot.state.is_in(first + 1, Phase::Free), "{:?}", slot.state);
     }
 
     #[test]
@@ -402,8 +397,8 @@ mod tests {
         counter.fetch_add(1, Ordering::SeqCst);
         let second = open_in(&slot);
         destroy_in(&slot, second);
-        assert!(slot.state.is(second, Phase::Destroyed), "{:?}", slot.state);
+        assert!(slot.state.is_in(second, Phase::Destroyed), "{:?}", slot.state);
         slot.leave(counter);
-        assert!(slot.state.is(second, Phase::Free), "{:?}", slot.state);
+        assert!(slot.state.is_in(second, Phase::Free), "{:?}", slot.state);
     }
 }

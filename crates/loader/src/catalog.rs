@@ -26,7 +26,7 @@ use crate::failure::{Failure, FailureCause};
 pub struct FileRange {
     /// First byte.
     pub offset: u64,
-    /// Bytes from there.
+    /// Number of bytes from `offset` on.
     pub len_bytes: u64,
 }
 

@@ -50,7 +50,7 @@ impl SinkDestination {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device_failed`] if the system cannot start a thread.
+    /// [`Error::is_unavailable`] if the system cannot start a thread.
     pub fn new(lanes: usize) -> Result<Self, Error> {
         let lane = |_| Ok((SinkStream::new()?, SinkMemory::new(0)));
         Ok(Self { lanes: (0..lanes).map(lane).collect::<Result<_, Error>>()? })

@@ -64,9 +64,8 @@ pub enum LoadOutcome {
     Complete,
     /// The [`StopFlag`](crate::StopFlag) was raised.
     Stopped,
-    /// The run ended at the first failure, because [`LoadOptions::stop_at_failure`](crate::LoadOptions::stop_at_failure) is set.
-    StoppedAtFailure,
-    /// The run ended at an error after which no batch can be loaded.
+    /// The run ended at an error after which no batch can be loaded, or at the first failed sample if
+    /// [`LoadOptions::stop_at_failure`](crate::LoadOptions::stop_at_failure) is set.
     Failed(LoadError),
 }
 
@@ -85,10 +84,14 @@ pub enum LoadError {
     /// The destination refused a copy, a copy failed, or what arrived could not be read back.
     #[error(transparent)]
     Copy(pinpool::Error),
+    /// A sample failed, and [`LoadOptions::stop_at_failure`](crate::LoadOptions::stop_at_failure) is set.
+    #[error("stopped at the first failure")]
+    StoppedAtFailure,
 }
 
 impl LoadSummary {
-    /// Returns the summary, or the error that ended the run. A stopped run, and a run with skipped samples, are no error.
+    /// Returns the summary, or the error that ended the run. A run that was stopped by its
+    /// [`StopFlag`](crate::StopFlag), and a run with skipped samples, are not errors.
     ///
     /// # Errors
     ///

@@ -84,7 +84,7 @@ impl<T: AsFd> ParentOnly<T> {
             ))
         })?;
         let place = &LISTED[listed];
-        // Relaxed: a child has everything that its parent stored before the fork, and forks are delayed meanwhile.
+        // Relaxed: a child has everything that its parent stored before the fork, and forks are delayed during this call.
         place.device.store(device, Ordering::Relaxed);
         place.inode.store(inode, Ordering::Relaxed);
         place.descriptor.store(descriptor, Ordering::Relaxed);

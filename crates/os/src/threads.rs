@@ -1,7 +1,7 @@
 //! Threads that pools start.
 //!
 //! The threads are created through `pthread_create`, not through `std`. In a program with a Rust `main`, a `std` thread takes a
-//! process-wide lock when it starts and when it ends, to record the end of its stack. In a child that was forked meanwhile, this
+//! process-wide lock when it starts and when it ends, to record the end of its stack. In a child that was forked at that time, this
 //! lock stays locked, so the child can never start a `std` thread.
 //!
 //! The system knows the names of these threads, but `std` does not.

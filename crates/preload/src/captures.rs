@@ -6,7 +6,7 @@
 
 use std::thread::{self, ThreadId};
 
-use crate::driver::{CU_STREAM_PER_THREAD, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_SUCCESS, Code};
+use crate::driver::{CU_STREAM_PER_THREAD, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CUDA_SUCCESS, Code, Driver};
 use crate::process;
 use pinpool_os::sync::unmodeled::Mutex;
 
@@ -59,13 +59,14 @@ pub(crate) fn begin(stream: usize, context: Option<u64>, driver_call: impl FnOnc
     code
 }
 
-/// Ends the capture of `stream` by `driver_call`. After errors other than `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, it still counts. A capture that
-/// another thread begins on this stream meanwhile is not counted, but a program begins and ends the captures
-/// of one stream in order.
+/// Ends the capture of `stream` by `driver_call`. If the call fails and the driver reports that the stream still captures, the
+/// capture still counts: another thread may have called. If another thread began a capture on the same stream meanwhile, that
+/// capture would not be counted, but programs begin and end the captures of a stream in order.
 pub(crate) fn end(stream: usize, driver_call: impl FnOnce() -> Code) -> Code {
     let code = driver_call();
-    if matches!(code, CUDA_SUCCESS | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) {
-        let ended = Capture::of(stream, None);
+    let ended = Capture::of(stream, None);
+    let still_captures = || Driver::get().is_ok_and(|driver| driver.is_captured(ended.stream));
+    if matches!(code, CUDA_SUCCESS | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) || !still_captures() {
         CAPTURES.lock().retain(|capture| !capture.is_same_stream(&ended));
     }
     code

@@ -11,10 +11,10 @@ use pinpool_os::sync::unmodeled::Mutex;
 /// Held while a primary context ends, and while a primary context is retained to be added.
 static PRIMARY_CONTEXTS: Mutex<()> = Mutex::new(());
 
-/// Ends the contexts that have ended unseen. Costs a query of each known context.
-pub(crate) fn end_unseen() {
+/// Ends the contexts that have ended unseen, of those for which `is_checked` returns true. Costs a query of each of these.
+pub(crate) fn end_unseen(is_checked: impl Fn(&Context) -> bool) {
     let Some(Ok(driver)) = process::uses_contexts_here().then(Driver::get) else { return };
-    end_contexts(|context| context.has_ended(driver), || CUDA_SUCCESS, |_| true);
+    end_contexts(|context| is_checked(context) && context.has_ended(driver), || CUDA_SUCCESS, |_| true);
 }
 
 /// Ends the contexts that have ended unseen, and adds the primary contexts that have begun unseen. Also costs a query of the
@@ -22,7 +22,7 @@ pub(crate) fn end_unseen() {
 ///
 /// If a private function releases a context meanwhile, the release here is the last, which ends the context.
 pub(crate) fn detect_unseen() {
-    end_unseen();
+    end_unseen(|_| true);
     let Some(Ok(driver)) = process::uses_contexts_here().then(Driver::get) else { return };
     let is_unseen = |device: &c_int| !contexts::has_primary_of(*device) && driver.has_primary(*device);
     for device in driver.devices().filter(is_unseen) {
@@ -43,7 +43,7 @@ pub(crate) fn detect_unseen() {
 
 /// Destroys the context with this handle by `destroy`.
 pub(crate) fn destroy(handle: usize, destroy: impl FnOnce() -> Code) -> Code {
-    end_contexts(|context| context.handle() == handle, destroy, |code| code == CUDA_SUCCESS)
+    end_contexts(|context| context.handle == handle, destroy, |code| code == CUDA_SUCCESS)
 }
 
 /// Resets a device by `reset`. Its primary context ends, and a later context with the same handle counts as a new context.
@@ -72,11 +72,11 @@ fn end_contexts(
     for context in &ended {
         let pool = context.take_pool();
         // Before the log lines, since the driver may already return these addresses and handles to other threads.
-        captures::forget(context.number());
+        captures::forget(context.number);
         buffers::forget(context);
-        source::forget_blocks(context.number());
+        source::forget_blocks(context.number);
         if let Some(pool) = pool {
-            log::context_ended(context.handle());
+            log::context_ended(context.handle);
             log::statistics(&pool);
             // The pool is not dropped, since that would release its memory, but closed, so that it does not also log the loss.
             pool.close();

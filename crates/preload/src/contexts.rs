@@ -27,9 +27,9 @@ const PAUSE_AFTER_TIMEOUT: Duration = Duration::from_secs(1);
 /// A context of the program.
 #[derive(Debug)]
 pub(crate) struct Context {
-    handle: usize,
+    pub(crate) handle: usize,
     /// A number that no other context of the process has; a handle may be reused.
-    number: u64,
+    pub(crate) number: u64,
     /// The driver's ID; `None` if the driver did not report it.
     id: Option<u64>,
     /// The device; `None` if the driver did not report it.
@@ -60,20 +60,12 @@ static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
 impl Context {
-    pub(crate) fn handle(&self) -> usize {
-        self.handle
-    }
-
     /// Returns whether the driver reports that the context has ended. Its handle may be the handle of a later context.
     pub(crate) fn has_ended(&self, driver: &Driver) -> bool {
         match driver.id_of(self.handle) {
             Ok(id) => self.id.is_some_and(|own| own != id),
             Err(code) => matches!(code, CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT),
         }
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.number
     }
 
     /// Runs `call` with the handle. The context cannot end meanwhile, except by a function that no hook sees. Returns `None` if
@@ -89,13 +81,8 @@ impl Context {
         // The lock is held while the pool is made: one of several threads makes it, and the others wait.
         let mut state = self.pool.lock();
         if let PoolState::NotYet = *state {
-            *state = match make(self.clone()) {
-                Ok(pool) => PoolState::Ready(Arc::new(pool)),
-                Err(error) => {
-                    log::no_pool(&error);
-                    PoolState::Gone
-                }
-            };
+            let made = make(self.clone()).inspect_err(log::pool_failed);
+            *state = made.map_or(PoolState::Gone, |pool| PoolState::Ready(Arc::new(pool)));
         }
         if let PoolState::Ready(pool) = &*state { Some(pool.clone()) } else { None }
     }
@@ -204,7 +191,7 @@ pub(crate) fn add_current() {
 pub(crate) fn add_context_of(stream: usize) -> Option<u64> {
     let driver = Driver::get().ok()?;
     let handle = if captures::is_default_handle(stream) { driver.current() } else { driver.context_of(stream).ok() };
-    handle.map(|handle| find_or_add(handle).number())
+    handle.map(|handle| find_or_add(handle).number)
 }
 
 /// Makes `driver_call`, which may end the contexts for which `is_affected` returns true. Returns its code, and these contexts if

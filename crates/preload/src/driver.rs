@@ -36,7 +36,7 @@ pub(crate) const CU_MEMHOSTALLOC_WRITECOMBINED: c_uint = 4;
 pub(crate) const SERVED_FLAGS: c_uint = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
 
 /// The handle that names the legacy default stream explicitly.
-const CU_STREAM_LEGACY: usize = 1;
+pub(crate) const CU_STREAM_LEGACY: usize = 1;
 /// The handle of the per-thread default stream. For programs that use per-thread default streams, handle 0 means it too.
 pub(crate) const CU_STREAM_PER_THREAD: usize = 2;
 const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
@@ -202,7 +202,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// `host_alloc` must have allocated the memory, and nothing may use it any more or have freed it.
+    /// The memory must come from `host_alloc`, must not have been freed, and must not be in use.
     pub(crate) unsafe fn free_host(&self, block: NonNull<c_void>) -> Result<(), Code> {
         // SAFETY: the caller's promise.
         check(unsafe { (self.0.free_host)(block.as_ptr()) })
@@ -236,12 +236,12 @@ impl Driver {
         check(unsafe { (self.0.event_wait)(event) })
     }
 
-    /// Returns whether a stream that is ordered with the default stream of the current context is capturing. The query does not
-    /// invalidate the capture.
-    pub(crate) fn is_legacy_stream_captured(&self) -> bool {
+    /// Returns whether the stream is capturing; for the legacy stream of the current context, whether a stream that is ordered with
+    /// it is. The query does not invalidate the capture.
+    pub(crate) fn is_captured(&self, stream: usize) -> bool {
         let mut status = 0;
-        // SAFETY: a stream that always exists, and a valid out-pointer.
-        let code = unsafe { (self.0.is_capturing)(CU_STREAM_LEGACY, &raw mut status) };
+        // SAFETY: a default stream, or a stream that the program has just used; a valid out-pointer.
+        let code = unsafe { (self.0.is_capturing)(stream, &raw mut status) };
         status != 0 || is_refused_by_capture(code)
     }
 }

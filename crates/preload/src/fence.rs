@@ -18,7 +18,8 @@ use pinpool::copy::{CopyStream, Fence, StreamId};
 
 use crate::contexts::Context;
 use crate::driver::{
-    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle, is_refused_by_capture,
+    CU_STREAM_LEGACY, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, Code, Driver, EventHandle,
+    is_refused_by_capture,
 };
 use crate::{captures, log, process};
 use pinpool_os::sync::unmodeled::Mutex;
@@ -42,6 +43,15 @@ enum FenceState {
 
 /// Events in contexts.
 type Events = Vec<(Arc<Context>, EventHandle)>;
+
+/// The reason that no events were recorded.
+enum NotRecorded {
+    /// A stream captures.
+    Capturing,
+    /// A non-blocking stream captures, and no hook saw it begin. The driver lists no streams that could be queried first.
+    UnseenCapture,
+    Refused(Code),
+}
 
 impl KnownContextsFence {
     /// Creates a fence after the work of these contexts. Records its events now, unless a stream captures or the driver refuses.
@@ -83,6 +93,7 @@ impl KnownContextsFence {
     fn unknown(&self, code: Code) -> Error {
         let name = self.driver.name(code);
         Error::device_failed(format!("the end of the work before a free is unknown: {name} (code {code})"))
+            .with_code(code.into())
     }
 }
 
@@ -90,26 +101,22 @@ impl FenceState {
     /// Records an event in each context if no capture is in progress. Otherwise changes nothing.
     fn record(&mut self, driver: &Driver) -> Result<(), Code> {
         let Self::Waiting(contexts) = self else { return Ok(()) };
-        let mut events = Vec::with_capacity(contexts.len());
-        let mut is_first_stop = false;
+        let mut stopped_serving_now = false;
         let recorded = captures::without_captures(|| {
-            let recorded = record_events(driver, contexts, &mut events);
-            // A non-blocking stream captures, and no hook saw it begin. The driver lists no streams that could be queried first.
-            is_first_stop = recorded.is_err_and(is_refused_by_capture) && process::stop_serving();
+            let recorded = record_events(driver, contexts);
+            stopped_serving_now = matches!(recorded, Err(NotRecorded::UnseenCapture)) && process::stop_serving();
             recorded
         });
         // Logged only now, so that a blocked write does not block the begin of a capture.
-        if is_first_stop {
+        if stopped_serving_now {
             log::no_longer_served(process::UNSEEN_CAPTURE);
         }
-        let recorded = recorded.unwrap_or(Ok(false));
-        if recorded == Ok(true) {
-            *self = Self::Recorded(events);
-            return Ok(());
+        match recorded {
+            Some(Ok(events)) => *self = Self::Recorded(events),
+            Some(Err(NotRecorded::Refused(code))) => return Err(code),
+            None | Some(Err(NotRecorded::Capturing | NotRecorded::UnseenCapture)) => {}
         }
-        // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
-        events.into_iter().for_each(|(context, event)| context.put_event(event));
-        recorded.map(drop).or_else(|code| if is_refused_by_capture(code) { Ok(()) } else { Err(code) })
+        Ok(())
     }
 
     /// Removes the completed events. Returns whether no event is left.
@@ -135,29 +142,35 @@ impl FenceState {
     }
 }
 
-/// Records an event in each context and adds it to `events`. Returns whether all are recorded: `false` if a stream captures.
-fn record_events(driver: &Driver, contexts: &[Arc<Context>], events: &mut Events) -> Result<bool, Code> {
+/// Records an event in each context.
+fn record_events(driver: &Driver, contexts: &[Arc<Context>]) -> Result<Events, NotRecorded> {
+    let mut events = Events::with_capacity(contexts.len());
     for context in contexts {
         let event = context.while_alive(|handle| {
             let _entered = driver.enter(handle)?;
-            if driver.is_legacy_stream_captured() {
+            if driver.is_captured(CU_STREAM_LEGACY) {
                 return Ok(None);
             }
             let event = context.take_event(driver)?;
             let recorded = driver.record_context_event(handle, event);
             recorded.inspect_err(|_| context.put_event(event)).map(|()| Some(event))
         });
-        match event {
-            // The context is gone, and its work with it.
-            None => {}
-            // A function that no hook saw has just ended it.
-            Some(Err(CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT)) => {}
-            Some(Ok(Some(event))) => events.push((context.clone(), event)),
-            Some(Ok(None)) => return Ok(false),
-            Some(Err(code)) => return Err(code),
-        }
+        let why = match event {
+            // The context is gone, and its work with it; or a function that no hook saw has just ended it.
+            None | Some(Err(CUDA_ERROR_CONTEXT_IS_DESTROYED | CUDA_ERROR_INVALID_CONTEXT)) => continue,
+            Some(Ok(Some(event))) => {
+                events.push((context.clone(), event));
+                continue;
+            }
+            Some(Ok(None)) => NotRecorded::Capturing,
+            Some(Err(code)) if is_refused_by_capture(code) => NotRecorded::UnseenCapture,
+            Some(Err(code)) => NotRecorded::Refused(code),
+        };
+        // The events are kept for all contexts or for none: the events of some contexts would cover too little work.
+        events.into_iter().for_each(|(context, event)| context.put_event(event));
+        return Err(why);
     }
-    Ok(true)
+    Ok(events)
 }
 
 // SAFETY: `is_complete` returns true only once all work before the free has completed: in each context an event after that

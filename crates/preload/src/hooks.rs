@@ -130,23 +130,20 @@ hooks! {
     cuMemHostAlloc = c"cuMemHostAlloc" 2020..FIRST_UNKNOWN_VERSION Any
         (out: *mut *mut c_void, bytes: usize, flags: c_uint)
         real => allocate(|| real(out, bytes, flags), out, bytes, flags);
-    cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..FIRST_UNKNOWN_VERSION Any
-        (out: *mut *mut c_void, bytes: usize)
+    cuMemAllocHost_v2 = c"cuMemAllocHost" 3020..FIRST_UNKNOWN_VERSION Any (out: *mut *mut c_void, bytes: usize)
         real => allocate(|| real(out, bytes), out, bytes, 0);
     cuMemFreeHost = c"cuMemFreeHost" 2000..FIRST_UNKNOWN_VERSION Any (start: *mut c_void)
         real => free_host(real, start);
     cuMemHostRegister_v2 = c"cuMemHostRegister" 6050..FIRST_UNKNOWN_VERSION Any (start: *mut c_void, bytes: usize, flags: c_uint)
-        real => call_then(|| on_registered(bytes), || real(start, bytes, flags));
-    cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any
-        (out: *mut usize, flags: c_uint)
-        real => call_then(contexts::add_current, || real(out, flags));
+        real => call_then(|| real(start, bytes, flags), || on_registered(bytes));
+    cuStreamCreate = c"cuStreamCreate" 2000..FIRST_UNKNOWN_VERSION Any (out: *mut usize, flags: c_uint)
+        real => call_then(|| real(out, flags), contexts::add_current);
     cuStreamCreateWithPriority = c"cuStreamCreateWithPriority" 5050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, flags: c_uint, priority: c_int)
-        real => call_then(contexts::add_current, || real(out, flags, priority));
+        real => call_then(|| real(out, flags, priority), contexts::add_current);
     cuStreamDestroy_v2 = c"cuStreamDestroy" 4000..FIRST_UNKNOWN_VERSION Any (stream: usize)
         real => if_served(|| real(stream), |real| captures::destroy_stream(stream, real));
-    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy
-        (stream: usize, mode: c_int)
+    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION Legacy (stream: usize, mode: c_int)
         real => if_served(|| real(stream, mode), |real| begin_capture(stream, real));
     cuStreamBeginCapture_v2_ptsz = c"cuStreamBeginCapture" 10010..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, mode: c_int)
@@ -157,8 +154,7 @@ hooks! {
     cuStreamBeginCaptureToGraph_ptsz = c"cuStreamBeginCaptureToGraph" 12030..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, graph: usize, nodes: usize, data: usize, count: usize, mode: c_int)
         real => if_served(|| real(stream, graph, nodes, data, count, mode), |real| begin_capture(stream, real));
-    cuStreamEndCapture = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION Legacy
-        (stream: usize, graph: *mut usize)
+    cuStreamEndCapture = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION Legacy (stream: usize, graph: *mut usize)
         real => if_served(|| real(stream, graph), |real| captures::end(stream, real));
     cuStreamEndCapture_ptsz = c"cuStreamEndCapture" 10000..FIRST_UNKNOWN_VERSION PerThread
         (stream: usize, graph: *mut usize)
@@ -166,7 +162,7 @@ hooks! {
 
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" 7000..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, device: c_int)
-        real => call_then_add_result(out, contexts::find_or_add, || real(out, device));
+        real => call_then_add_result(|| real(out, device), out, contexts::find_or_add);
     cuDevicePrimaryCtxRelease_v2 = c"cuDevicePrimaryCtxRelease" 11000..FIRST_UNKNOWN_VERSION Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::release(device, real));
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease" 7000..11000 Any (device: c_int)
@@ -175,30 +171,26 @@ hooks! {
         real => if_served(|| real(device), |real| context_end::reset(device, real));
     cuDevicePrimaryCtxReset = c"cuDevicePrimaryCtxReset" 7000..11000 Any (device: c_int)
         real => if_served(|| real(device), |real| context_end::reset(device, real));
-    cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..FIRST_UNKNOWN_VERSION Any
-        (context: usize)
-        real => call_then_add_context(context, || real(context));
-    cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..FIRST_UNKNOWN_VERSION Any
-        (context: usize)
-        real => call_then_add_context(context, || real(context));
+    cuCtxSetCurrent = c"cuCtxSetCurrent" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
+        real => call_then_add_context(|| real(context), context);
+    cuCtxPushCurrent_v2 = c"cuCtxPushCurrent" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
+        real => call_then_add_context(|| real(context), context);
     // All forms take the out-pointer first and at most five integer or pointer arguments in all, which are passed in registers;
     // the driver ignores the registers that its form does not use.
     cuCtxCreate_v4 = c"cuCtxCreate" 12050..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_then_add_result(out, contexts::add_created, || real(out, a, b, c, d));
-    cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any
-        (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_then_add_result(out, contexts::add_created, || real(out, a, b, c, d));
-    cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any
-        (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
-        real => call_then_add_result(out, contexts::add_created, || real(out, a, b, c, d));
+        real => call_then_add_result(|| real(out, a, b, c, d), out, contexts::add_created);
+    cuCtxCreate_v3 = c"cuCtxCreate" 11040..12050 Any (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
+        real => call_then_add_result(|| real(out, a, b, c, d), out, contexts::add_created);
+    cuCtxCreate_v2 = c"cuCtxCreate" 3020..11040 Any (out: *mut usize, a: usize, b: usize, c: usize, d: usize)
+        real => call_then_add_result(|| real(out, a, b, c, d), out, contexts::add_created);
     cuCtxDestroy_v2 = c"cuCtxDestroy" 4000..FIRST_UNKNOWN_VERSION Any (context: usize)
         real => if_served(|| real(context), |real| context_end::destroy(context, real));
     // No event covers the work of a green context that is never current, and its handle is known only after this call.
     cuGreenCtxCreate = c"cuGreenCtxCreate" 12040..FIRST_UNKNOWN_VERSION Any
         (out: *mut usize, resources: usize, device: c_int, flags: c_uint)
-        real => call_then(|| process::stop_serving().then(|| log::no_longer_served(process::GREEN_CONTEXT)),
-            || real(out, resources, device, flags));
+        real => call_then(|| real(out, resources, device, flags),
+            || process::stop_serving().then(|| log::no_longer_served(process::GREEN_CONTEXT)));
 
     cuGetProcAddress_v2 = c"cuGetProcAddress" 12000..FIRST_UNKNOWN_VERSION Any
         (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
@@ -211,7 +203,7 @@ hooks! {
 /// Allocates memory from a pool, or else from the driver by `real`. Invalid arguments go to the driver, which refuses them.
 fn allocate(real: impl FnOnce() -> Code, out: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code {
     let Some(out) = NonNull::new(out).filter(|_| bytes > 0) else { return real() };
-    context_end::end_unseen();
+    context_end::end_unseen(|_| true);
     match buffers::get(bytes, flags) {
         Ok(start) => {
             // SAFETY: preload-I1: the program's out-pointer.
@@ -237,7 +229,7 @@ fn free_host(real: impl FnOnce(*mut c_void) -> Code, start: *mut c_void) -> Code
 }
 
 fn begin_capture(stream: usize, real: impl FnOnce() -> Code) -> Code {
-    context_end::end_unseen();
+    context_end::end_unseen(|_| true);
     captures::begin(stream, contexts::add_context_of(stream), real)
 }
 
@@ -248,21 +240,28 @@ fn on_registered(bytes: usize) {
     registrations::count(bytes);
 }
 
-fn call_then_add_context(context: usize, real: impl FnOnce() -> Code) -> Code {
-    call_then(|| (context != 0).then(|| contexts::find_or_add(context)), real)
+/// Calls the driver's function `real`, which makes `context` current, and adds this context. Programs switch contexts often, so only
+/// a known context with this handle is checked for an unseen end.
+fn call_then_add_context(real: impl FnOnce() -> Code, context: usize) -> Code {
+    let code = real();
+    if code == CUDA_SUCCESS && context != 0 && process::may_be_served() {
+        context_end::end_unseen(|known| known.handle == context);
+        drop(contexts::find_or_add(context));
+    }
+    code
 }
 
-fn call_then_add_result<R>(out: *mut usize, add: fn(usize) -> R, real: impl FnOnce() -> Code) -> Code {
+fn call_then_add_result<R>(real: impl FnOnce() -> Code, out: *mut usize, add: fn(usize) -> R) -> Code {
     // SAFETY: preload-I1: the driver wrote the handle there.
-    call_then(|| NonNull::new(out).map(|out| add(unsafe { out.read() })), real)
+    call_then(real, || NonNull::new(out).map(|out| add(unsafe { out.read() })))
 }
 
-/// Calls the driver's function `real`, and then `add` if it succeeded and the process may be served.
-fn call_then<R>(add: impl FnOnce() -> R, real: impl FnOnce() -> Code) -> Code {
+/// Calls the driver's function `real`, and `then` if it succeeded and the process may be served.
+fn call_then<R>(real: impl FnOnce() -> Code, then: impl FnOnce() -> R) -> Code {
     let code = real();
     if code == CUDA_SUCCESS && process::may_be_served() {
-        context_end::end_unseen();
-        drop(add());
+        context_end::end_unseen(|_| true);
+        drop(then());
     }
     code
 }

@@ -70,7 +70,7 @@ pub(crate) fn passed_through(reason: &NotServed) {
 }
 
 /// Logs that a pool could not be made.
-pub(crate) fn no_pool(error: &pinpool::Error) {
+pub(crate) fn pool_failed(error: &pinpool::Error) {
     warn!("not served: the pool could not be created, so the driver's own functions are called: {error}");
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn context_ended(handle: usize) {
 }
 
 /// Logs at the end of the process how much memory the program pinned itself.
-pub(crate) fn registrations(calls: u64, bytes: u64) {
+pub(crate) fn memory_registered(calls: u64, bytes: u64) {
     init();
     let calls = if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };
     warn!(
@@ -104,10 +104,7 @@ pub(crate) fn init() {
         let path = env::var_os(LOG_VARIABLE).filter(|path| !path.is_empty());
         let path = path.map(|path| path.to_string_lossy().replace("%p", &process::id().to_string()));
         let opened = path.as_deref().map(|path| File::options().create(true).append(true).open(path));
-        let (file, failed) = match opened.transpose() {
-            Ok(file) => (file, None),
-            Err(error) => (None, Some(error)),
-        };
+        let (file, failed) = opened.transpose().map_or_else(|error| (None, Some(error)), |file| (file, None));
         let default = if file.is_some() { "info" } else { "warn" };
         let filter = env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
         let mut builder = Builder::new();

@@ -16,7 +16,7 @@ pub(crate) fn count(bytes: usize) {
         // A forked child has a copy of its parent's counts.
         if process::uses_contexts_here() {
             // Relaxed, here and below: statistics.
-            log::registrations(CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+            log::memory_registered(CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
         }
     }
     CALLS.fetch_add(1, Ordering::Relaxed);

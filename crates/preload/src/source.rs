@@ -85,7 +85,7 @@ unsafe impl Source for HostSource {
                 return Ok(None);
             }
             // The block is recorded before the context can end, since that end forgets the context's blocks.
-            BLOCKS.lock().insert(at, DriverBlock { bytes: held_bytes, context: self.context.number() });
+            BLOCKS.lock().insert(at, DriverBlock { bytes: held_bytes, context: self.context.number });
             Ok(Some(block))
         });
         let acquired = acquired.ok_or_else(Self::gone)?.map_err(|code| self.error("cuMemHostAlloc", code))?;
@@ -97,10 +97,10 @@ unsafe impl Source for HostSource {
         Ok(Region::new(start, len_bytes, self.acquired.fetch_add(1, Ordering::Relaxed)))
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         let released = self.context.while_alive(|handle| {
             let start = region.start().addr().get();
-            let block = BLOCKS.lock().find_containing(start, region.len_bytes(), self.context.number());
+            let block = BLOCKS.lock().find_containing(start, region.len_bytes(), self.context.number);
             let missing = || SourceError::new("cuMemFreeHost", format!("no block of the pool holds {start:#x}"));
             let (at, block) = block.ok_or_else(missing)?;
             let _entered = self.driver.enter(handle).map_err(|code| self.error("cuCtxPushCurrent", code))?;

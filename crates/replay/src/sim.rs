@@ -101,7 +101,7 @@ unsafe impl Source for SimSource {
         self.pin(len_bytes, || self.heap.acquire(len_bytes))
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         let released = (region.id(), region.len_bytes());
         // SAFETY: the caller's promise: the region came from this source, hence from `heap`, and is unused.
         unsafe { self.heap.release(region) }?;

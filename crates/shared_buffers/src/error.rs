@@ -25,13 +25,13 @@ pub(crate) enum ErrorKind {
     )]
     TooLong { len: usize, buffer_bytes: usize },
     #[error("shared buffers: {0}")]
-    Numbers(String),
+    OutOfRange(String),
     #[error("ticket of buffer {index}, generation {generation}: {why}")]
     Ticket { index: u32, generation: u64, why: String },
     #[error("shared buffers: {0}")]
-    Peer(String),
+    TrainerUnavailable(String),
     #[error("shared buffers: {0}")]
-    Shared(String),
+    Backend(String),
     #[error("shared buffers: opened before process {0} was forked: open them again in this process")]
     Forked(u32),
 }
@@ -48,7 +48,7 @@ impl Error {
     /// Returns whether the length of the request exceeds a shared buffer or is invalid for the pool, or the number or size of
     /// the buffers is out of range.
     pub fn is_invalid_request(&self) -> bool {
-        matches!(*self.0, ErrorKind::TooLong { .. } | ErrorKind::Numbers(_))
+        matches!(*self.0, ErrorKind::TooLong { .. } | ErrorKind::OutOfRange(_))
             || self.pool_error().is_some_and(pinpool::Error::is_invalid_request)
     }
 
@@ -69,12 +69,12 @@ impl Error {
 
     /// Returns whether the trainer has exited, or refuses its workers.
     pub fn is_trainer_unavailable(&self) -> bool {
-        matches!(*self.0, ErrorKind::Peer(_))
+        matches!(*self.0, ErrorKind::TrainerUnavailable(_))
     }
 
     /// Returns whether the kernel or the driver refused a call, or the shared memory is invalid.
     pub fn is_backend(&self) -> bool {
-        matches!(*self.0, ErrorKind::Shared(_)) || self.pool_error().is_some_and(pinpool::Error::is_backend)
+        matches!(*self.0, ErrorKind::Backend(_)) || self.pool_error().is_some_and(pinpool::Error::is_backend)
     }
 
     /// Returns whether the buffers or the pool were created before this process was forked.
@@ -91,7 +91,7 @@ impl From<pinpool::Error> for Error {
 
 impl From<pinpool::source::SourceError> for Error {
     fn from(error: pinpool::source::SourceError) -> Self {
-        ErrorKind::Shared(error.to_string()).into()
+        ErrorKind::Backend(error.to_string()).into()
     }
 }
 
@@ -106,9 +106,11 @@ impl From<Error> for io::Error {
         let kind = match *error.0 {
             ErrorKind::Pool(error) => return error.into(),
             ErrorKind::NoBuffer { .. } => io::ErrorKind::TimedOut,
-            ErrorKind::TooLong { .. } | ErrorKind::Numbers(_) | ErrorKind::Ticket { .. } => io::ErrorKind::InvalidInput,
-            ErrorKind::Peer(_) => io::ErrorKind::ConnectionReset,
-            ErrorKind::Shared(_) => io::ErrorKind::InvalidData,
+            ErrorKind::TooLong { .. } | ErrorKind::OutOfRange(_) | ErrorKind::Ticket { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            ErrorKind::TrainerUnavailable(_) => io::ErrorKind::ConnectionReset,
+            ErrorKind::Backend(_) => io::ErrorKind::InvalidData,
             ErrorKind::Forked(_) => io::ErrorKind::Other,
         };
         Self::new(kind, error)

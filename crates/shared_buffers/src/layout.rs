@@ -161,11 +161,11 @@ pub(super) struct SharedFile {
 }
 
 pub(super) fn io_failed(step: &str) -> impl Fn(std::io::Error) -> crate::Error {
-    move |error| ErrorKind::Shared(format!("{step}: {error}")).into()
+    move |error| ErrorKind::Backend(format!("{step}: {error}")).into()
 }
 
 fn wrong(why: impl Into<String>) -> crate::Error {
-    ErrorKind::Shared(why.into()).into()
+    ErrorKind::Backend(why.into()).into()
 }
 
 /// Returns a random number.
@@ -181,7 +181,7 @@ fn new_id() -> u64 {
 impl SharedFile {
     /// Creates and maps a file with `buffers` buffers.
     pub(super) fn new(buffer_bytes: usize, buffers: usize, hugetlb: HugeTlb) -> Result<(MemoryFile, Self)> {
-        let out_of_range = |why| ErrorKind::Numbers(format!("{buffers} buffers of {buffer_bytes} bytes{why}"));
+        let out_of_range = |why| ErrorKind::OutOfRange(format!("{buffers} buffers of {buffer_bytes} bytes{why}"));
         if buffer_bytes == 0 || buffers == 0 || buffers > BUFFERS_MAX {
             return Err(out_of_range(format!(": create 1 to {BUFFERS_MAX} of at least 1 byte")).into());
         }

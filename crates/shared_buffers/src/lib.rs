@@ -11,15 +11,17 @@
 //! that was sent, and the trainer's copy to the device reads the worker's bytes in place.
 //!
 //! ```
-//! use std::os::fd::AsFd;
 //! use std::time::Duration;
 //! use pinpool_shared_buffers::{SharedPool, SharedWorker};
 //!
 //! let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).build()?;
 //! let shared = SharedPool::new(&pool, 1 << 20, 4)?; // 4 buffers of 1 MiB
 //!
+//! // SAFETY: all processes that get the descriptor use the memory through this crate.
+//! let descriptor = unsafe { shared.descriptor() }.try_clone_to_owned()?;
 //! // In a worker process, which inherited the descriptor or opened it (`SharedWorker::attach_to_process`):
-//! let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned()?)?;
+//! // SAFETY: as above.
+//! let worker = unsafe { SharedWorker::attach(descriptor) }?;
 //! let mut buf = worker.get(5, Duration::from_secs(1))?;
 //! buf.as_mut_slice().copy_from_slice(b"bytes");
 //! let ticket = buf.send(0)?; // pass it to the trainer through any channel

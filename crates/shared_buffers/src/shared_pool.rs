@@ -1,4 +1,5 @@
 //! The trainer's side: creates the memory, pins it once, and receives buffers.
+#![allow(unsafe_code)] // `descriptor` has a condition.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -26,9 +27,8 @@ use pinpool_shared_limit::file::LockFile;
 ///
 /// # Trust
 ///
-/// Every process with the descriptor can write to the memory at any time. [`receive`](Self::receive) and
-/// [`SharedBuf::as_slice`](super::SharedBuf::as_slice) are sound only if all of these processes use this crate, so pass the
-/// descriptor only to such processes.
+/// Every process with the [descriptor](Self::descriptor) can write to the memory at any time, even while another process reads
+/// the bytes as a slice. So pass the descriptor only to processes that use the memory through this crate.
 #[derive(Debug)]
 pub struct SharedPool {
     lender: Lender,
@@ -64,7 +64,7 @@ impl SharedPool {
         let (file, layout) = SharedFile::new(buffer_bytes, buffer_count, hugetlb)?;
         let lock_file = locks_of(&file)?;
         if !lock_file.try_lock_slot(TRAINER).map_err(io_failed("a lock of the file"))? {
-            return Err(ErrorKind::Shared("another process has locked the new file".to_owned()).into());
+            return Err(ErrorKind::Backend("another process has locked the new file".to_owned()).into());
         }
         let SharedFile { memory, geometry } = layout;
         let release = move |memory: &SharedMemory, offset| free(View { memory, geometry: &geometry }, offset);
@@ -222,17 +222,19 @@ impl SharedPool {
         self.lender.memory().is_hugetlb()
     }
 
+    /// Returns the memory's descriptor, for workers that inherit it or receive it over a Unix socket.
+    ///
+    /// # Safety
+    ///
+    /// Every process that gets the descriptor, this process included, must change the memory only through this crate.
+    pub unsafe fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
     /// Returns the pool of received buffers, which are [adopted](Pool::adopt) memory. [`BufferCounts::received`] counts the buffers
     /// in use and in flight.
     pub fn pool(&self) -> Pool {
         self.lender.pool().clone()
-    }
-}
-
-/// The memory's descriptor, for workers that inherit it or receive it over a Unix socket.
-impl AsFd for SharedPool {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }
 

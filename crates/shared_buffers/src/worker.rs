@@ -1,5 +1,5 @@
 //! The worker's side: attaches to the memory, fills buffers and sends them.
-#![allow(unsafe_code)] // Makes slices of shared memory.
+#![allow(unsafe_code)] // Makes slices of memory that other processes can change.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -79,15 +79,20 @@ struct Attached {
 }
 
 impl SharedWorker {
-    /// Attaches to the memory behind `descriptor`: the descriptor of [`SharedPool::as_fd`](super::SharedPool), inherited or
-    /// passed.
+    /// Attaches to the memory behind `descriptor`: the [descriptor](super::SharedPool::descriptor) of a shared pool, inherited
+    /// or passed.
     ///
     /// # Errors
     ///
     /// - [`is_backend`](crate::Error::is_backend): the file does not contain shared buffers, has another version, or is truncated;
     ///   it cannot be mapped; or all worker slots are taken,
     /// - [`is_trainer_unavailable`](crate::Error::is_trainer_unavailable): the trainer has exited, or refuses its workers.
-    pub fn attach(descriptor: OwnedFd) -> Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// If the file contains shared buffers, every process that has it, this process included, must change it only through this
+    /// crate.
+    pub unsafe fn attach(descriptor: OwnedFd) -> Result<Self> {
         let file = MemoryFile::from_descriptor(descriptor)?;
         let attached = SharedFile::attach(&file)?;
         let lock_file = locks_of(&file)?;
@@ -105,15 +110,20 @@ impl SharedWorker {
     ///
     /// The errors of [`attach`](Self::attach); [`is_backend`](crate::Error::is_backend) also if the descriptor cannot be
     /// opened.
-    pub fn attach_to_process(pid: u32, descriptor: RawFd) -> Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`attach`](Self::attach).
+    pub unsafe fn attach_to_process(pid: u32, descriptor: RawFd) -> Result<Self> {
         let path = format!("/proc/{pid}/fd/{descriptor}");
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
         let file = opened.map_err(|error| {
             let remedy =
                 "pass the descriptor over a Unix socket, or allow this user to trace the process (ptrace scope)";
-            ErrorKind::Shared(format!("{path}: {error}; {remedy}"))
+            ErrorKind::Backend(format!("{path}: {error}; {remedy}"))
         })?;
-        Self::attach(file.into())
+        // SAFETY: the caller promises it.
+        unsafe { Self::attach(file.into()) }
     }
 
     /// Returns the size of each buffer in bytes.
@@ -193,7 +203,7 @@ fn take_slot(view: View<'_>, lock_file: &LockFile) -> Result<u16> {
         }
     }
     let why = format!("all {} slots for workers are taken: end workers or create more buffers", view.geometry.slots);
-    Err(ErrorKind::Shared(why).into())
+    Err(ErrorKind::Backend(why).into())
 }
 
 impl Attached {
@@ -211,7 +221,7 @@ impl Attached {
             None if self.lock_file.is_slot_locked(TRAINER).unwrap_or(true) => return Ok(()),
             None => "the trainer has exited: end this worker",
         };
-        Err(ErrorKind::Peer(why.to_owned()).into())
+        Err(ErrorKind::TrainerUnavailable(why.to_owned()).into())
     }
 
     fn take(&self) -> Option<(usize, BufferState)> {
@@ -314,7 +324,7 @@ impl SharedBuf {
         attached.check_trainer()?;
         let view = attached.file.view();
         let header = view.header()?;
-        let lost = |why: &str| ErrorKind::Shared(why.to_owned());
+        let lost = |why: &str| ErrorKind::Backend(why.to_owned());
         let entry = view.buffer_header(self.index).ok_or_else(|| lost("no such buffer"))?;
         entry.len.store(self.len as u64, Ordering::Relaxed);
         entry.user_data.store(user_data, Ordering::Relaxed);

@@ -193,7 +193,7 @@ unsafe impl Source for FaultSource {
         self.inner.acquire(len_bytes)
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         self.script.enter(SourceCall::Release)?;
         // SAFETY: the caller's promise, forwarded: all regions of this source come from the wrapped source.
         unsafe { self.inner.release(region) }

@@ -94,7 +94,7 @@ impl SinkStream {
     ///
     /// # Errors
     ///
-    /// [`Error::is_device_failed`] if the system refuses a thread.
+    /// [`Error::is_unavailable`] if the system refuses a thread.
     pub fn new() -> Result<Self> {
         let (queue, copies) = channel();
         let progress = Arc::new(Progress {
@@ -107,9 +107,8 @@ impl SinkStream {
         });
         let worker_progress = progress.clone();
         threads::spawn(c"pinpool-sink", move || run_copies(&copies, &worker_progress)).map_err(|why| {
-            Error::device_failed(format!(
-                "cannot start a thread for the host sink: {why}; raise the limit on processes (`ulimit -u`)"
-            ))
+            let why = format!("cannot start a thread: {why}; raise the limit on processes (`ulimit -u`)");
+            Error::unavailable("the host sink", why)
         })?;
         Ok(Self { queue, progress })
     }

@@ -42,7 +42,7 @@ fn can_be_read(bytes: &mut [u8]) -> bool {
 
 fn release(source: &dyn Source, region: Region) {
     // SAFETY: the suite acquired the region from this source, and has no slice of it any more.
-    unsafe { source.release(region) }.unwrap();
+    unsafe { source.release(&region) }.unwrap();
 }
 
 fn regions_are_aligned_usable_and_disjoint(source: &dyn Source) {

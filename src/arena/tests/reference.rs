@@ -536,7 +536,7 @@ impl World {
         let (stats, idle) = (self.arena.stats(), self.idle());
         let idle_bytes = idle.iter().map(|&(_, range, _)| self.granule_bytes(range)).sum();
         let expected = (self.count(Page::Free), self.count(Page::Live), idle_bytes);
-        assert_eq!((stats.hole_bytes, stats.live_bytes, stats.idle_bytes), expected, "free, live, idle");
+        assert_eq!((stats.hole_bytes, stats.live_bytes, stats.free_granule_bytes), expected, "free, live, idle");
         let aged =
             |run: IdleRun| self.granules(run.extent).into_iter().map(move |(range, at)| (run.since_us, range, at));
         assert_eq!(self.arena.idle.longest_idle().flat_map(aged).collect::<Vec<_>>(), idle);

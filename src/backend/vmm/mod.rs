@@ -192,7 +192,7 @@ unsafe impl Source for VmmSource {
 
     fn acquire(&self, len_bytes: usize) -> Result<Region, SourceError> {
         let held_bytes = self.held_bytes(len_bytes);
-        let sizes = GranuleSizes::of_pool(GRANULE_BYTES as u64, Some(held_bytes as u64));
+        let sizes = GranuleSizes::for_pool(GRANULE_BYTES as u64, Some(held_bytes as u64));
         let range = self.reserve_addresses(held_bytes)?.with_granules(sizes);
         let start = range.start();
         // SAFETY: reserved above, and nothing of it is committed.
@@ -206,7 +206,7 @@ unsafe impl Source for VmmSource {
         }
     }
 
-    unsafe fn release(&self, region: Region) -> Result<(), SourceError> {
+    unsafe fn release(&self, region: &Region) -> Result<(), SourceError> {
         let start = address(region.start());
         if !self.granules.has_granules(start..=start) {
             // SAFETY: the caller's promise; without granules it came from `acquire_bulk`, with this length.

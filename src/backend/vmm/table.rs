@@ -171,15 +171,14 @@ impl GranuleTable {
             return Ok(());
         }
         let mapped = self.mapped.lock();
-        let last_before =
-            |at: u64| mapped.range(..at).next_back().map(|(&at, granule)| (at, at + granule.bytes as u64));
-        let touched = last_before(start + 1).filter(|&(_, first_end)| first_end > start).zip(last_before(end));
+        let before = |at: u64| mapped.range(..at).next_back().map(|(&at, granule)| (at, at + granule.bytes as u64));
+        let touched = before(start + 1).filter(|&(_, first_end)| first_end > start).zip(before(end));
         drop(mapped);
         let Some(((first, _), (_, last_end))) = touched else { return Ok(()) };
         // A failure is ignored, because the driver also sets access without a context.
         let _entered = self.device.enter_if_active();
         let bytes = usize::try_from(last_end - first).unwrap_or(usize::MAX);
-        // SAFETY: consecutive granules that are mapped; a buffer of the caller lies in them, so nothing unmaps them meanwhile
+        // SAFETY: consecutive granules that are mapped; a buffer of the caller lies in them, so nothing unmaps them during the call
         // (core-I1).
         unsafe { set(first, bytes, &[of_device(device)]) }
     }

@@ -48,10 +48,13 @@ impl fmt::Debug for ContextState {
 
 pub(super) type Event = Handle<sys::CUevent_st>;
 
-/// Converts the error of a call with a handle. Only these codes say that the handle is invalid.
+/// Converts the error of a call with a handle. Only these codes say that the handle is invalid, or the event part of a graph.
 pub(super) fn handle_error(failed: FailedCall) -> Error {
-    let is_invalid = failed.code == Code::INVALID_HANDLE || failed.code.is_context_ended();
-    if is_invalid { Error::invalid_handle(failed) } else { failed.into() }
+    match failed.code {
+        Code::CAPTURED_EVENT => Error::capturing_stream(),
+        Code::INVALID_HANDLE | Code::INVALID_CONTEXT | Code::CONTEXT_IS_DESTROYED => Error::invalid_handle(failed),
+        _ => failed.into(),
+    }
 }
 
 impl ContextState {

@@ -75,7 +75,7 @@ impl ContextWaits {
 
     /// Returns the identity of the stream of this context with this number.
     pub(super) fn stream_id(&self, number: u64) -> StreamId {
-        StreamId::of_driver(ptr::from_ref(self).addr(), number)
+        StreamId::from_driver(ptr::from_ref(self).addr(), number)
     }
 
     /// Returns a stream on which no work ever runs, so that a query of the stream shows immediately whether the device works.

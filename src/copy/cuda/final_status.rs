@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Empty while the answer may still change. Once a copy has completed, or after a permanent error, the driver is not queried
 /// again, because the handle may belong to another object by then.
 #[derive(Debug, Default)]
-pub(super) struct FinalStatus(OnceLock<Result<(), String>>);
+pub(super) struct FinalStatus(OnceLock<Result<()>>);
 
 impl FinalStatus {
     /// Returns whether the driver refuses the handle permanently.
@@ -16,18 +16,14 @@ impl FinalStatus {
         self.0.get().is_some_and(Result::is_err)
     }
 
-    fn known(&self) -> Option<Result<()>> {
-        self.0.get().map(|known| known.clone().map_err(Error::device_failed))
-    }
-
     /// Returns the final answer if it is known. Otherwise calls `wait`; if that succeeds, the copy has completed.
     pub(super) fn or_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.known().unwrap_or_else(|| wait().inspect(|()| self.set_complete()))
+        self.0.get().cloned().unwrap_or_else(|| wait().inspect(|()| self.set_complete()))
     }
 
     /// Returns the final answer if it is known, else the driver's answer to `query`.
     pub(super) fn or_query(&self, query: impl FnOnce() -> Result<bool, FailedCall>) -> Result<bool> {
-        if let Some(known) = self.known() {
+        if let Some(known) = self.0.get().cloned() {
             return known.map(|()| true);
         }
         let complete = query().map_err(|failed| self.refused(failed))?;
@@ -47,7 +43,7 @@ impl FinalStatus {
     /// answer.
     pub(super) fn refused(&self, failed: FailedCall) -> Error {
         if failed.code.is_permanent() {
-            let _known = self.0.set(Err(failed.to_string()));
+            let _known = self.0.set(Err(failed.into()));
         }
         failed.into()
     }

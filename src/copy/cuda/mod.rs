@@ -117,7 +117,7 @@ pub(crate) fn ensure_access(ordinal: usize, start: *const u8, len: usize) -> Res
 
 /// Returns the device address of pinned memory in this context.
 pub(crate) fn mapped_address(context: &Arc<CudaContext>, start: *const u8, len: usize) -> Result<u64> {
-    let no_address = |why| Error::from(ErrorKind::Address { len, why });
+    let no_address = |why| Error::from(ErrorKind::Unmapped { len, why });
     let failed = |failed: FailedCall| no_address(failed.to_string());
     ensure_access(context.ordinal(), start, len).map_err(no_address)?;
     let state = ContextState::for_context(context).map_err(failed)?;
@@ -135,7 +135,8 @@ enum HostSide {
     Target(*mut u8),
 }
 
-/// Enqueues a copy on the stream, after the work that `enter_device_memory` enqueues there, and a fence after the copy.
+/// Enqueues a copy on the stream, after the work that `enter_device_memory` enqueues there, and a fence after the copy. With
+/// `may_wait`, `enter_device_memory` may make the stream wait for earlier work, so a capture is refused before it, too.
 ///
 /// # Safety
 ///
@@ -159,11 +160,11 @@ unsafe fn copy_on<'a>(
 }
 
 /// Returns a refusal of a copy before anything is enqueued.
-fn refused(len: usize, failed: FailedCall) -> EnqueueError {
-    let FailedCall { code, .. } = failed;
+fn refused(len: usize, failed @ FailedCall { code, .. }: FailedCall) -> EnqueueError {
     // The device continues to work after capture errors, and if memory is short.
     let is_of_device = !(precedes_enqueue(code) || code == Code::OUT_OF_MEMORY || code.is_capture_error());
-    EnqueueError::Refused(if is_of_device { failed.into() } else { Error::copy_refused(len, failed.to_string()) })
+    let refused = || Error::copy_refused(len, failed).with_code(code.number());
+    EnqueueError::Refused(if is_of_device { failed.into() } else { refused() })
 }
 
 /// Copies like [`copy_on`]. The context must be current. The record that `enter_device_memory` returns is dropped after the

@@ -104,7 +104,7 @@ impl RawStream {
         // Without a code, the driver has no such device.
         entered.map(|(context, _relaxed)| Some(context)).map_err(|error| match error.code() {
             None => Error::invalid_handle(error),
-            Some(_) => Error::device_failed(error),
+            Some(code) => Error::device_failed(error).with_code(code),
         })
     }
 }

@@ -27,10 +27,11 @@ pub(super) fn is_default(handle: usize) -> bool {
 /// unknown which default stream is meant. The identity then contains the thread, which can repeat the call with the context.
 pub(crate) fn work_id(handle: usize) -> WorkId {
     if !is_default(handle) {
-        return (handle, 0, None);
+        return WorkId { handle, context: 0, thread: None };
     }
     let context = calls::current_context().map_or(0, |context| context.addr());
-    (handle.max(LEGACY), context, (handle == PER_THREAD || context == 0).then(|| thread::current().id()))
+    let thread = (handle == PER_THREAD || context == 0).then(|| thread::current().id());
+    WorkId { handle: handle.max(LEGACY), context, thread }
 }
 
 /// A stream that pinpool created. It does not synchronize with the legacy default stream.

@@ -1,7 +1,7 @@
 //! Preset `adaptive`: an arena over a source, and the lock around its state.
 //!
 //! Only completely free memory is released. No copy uses it, so a release needs no lock against copies. If a release waits for
-//! the device ([`Source::blocks_on_release`](crate::backend::Source::blocks_on_release)), it blocks every enqueue meanwhile. Such a
+//! the device ([`Source::blocks_on_release`](crate::backend::Source::blocks_on_release)), it blocks every enqueue during the wait. Such a
 //! release happens only:
 //!
 //! - in `trim`, `clear` and `close`, and when a limit is lowered or exceeded
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use super::arena_state::ArenaState;
-use super::block_memory::{AttemptError, BlockMemory, SlowCalls};
+use super::block_memory::{AllowedCalls, AttemptError, BlockMemory, Rules};
 use super::metered_source::MeteredSource;
 use super::pressure::PressureWatch;
 use super::shape::{GrowthShape, arena_over};
@@ -83,14 +83,14 @@ impl Supply for ArenaSupply {
         &self,
         class: Class,
         now_us: u64,
-        calls: SlowCalls,
+        rules: Rules,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
     ) -> Result<Option<BlockMemory>, AttemptError> {
         let bytes = class.bytes as u64;
-        if !matches!(calls, SlowCalls::Retry(..) | SlowCalls::RetryWithoutAcquire(..)) {
+        if rules.counts_miss {
             let mut state = self.state();
-            let memory = state.carve_missed(bytes, now_us, || pool.idle_bytes());
+            let memory = state.carve_missed(bytes, now_us, || pool.idle_buffer_bytes());
             let changed = self.update_sizes_vary(&state, now_us);
             self.update_needs_compaction(&state, now_us);
             drop(state);
@@ -102,16 +102,16 @@ impl Supply for ArenaSupply {
         }
         // A request that can never fit is no reason to release idle blocks.
         if !self.could_hold(class) {
-            return Err(self.no_space(bytes, pool.idle_bytes()).into());
+            return Err(self.no_space(bytes, pool.idle_buffer_bytes()).into());
         }
-        let mut search = self.begin_search(bytes, now_us, calls, pool);
+        let mut search = self.begin_search(bytes, now_us, rules, pool);
         loop {
-            let idle_bytes = pool.idle_bytes();
+            let idle_bytes = pool.idle_buffer_bytes();
             let mut state = self.state();
             if let Some(memory) = state.carve(bytes) {
                 return Ok(Some(memory));
             }
-            // The last round may have waited, and another thread may have returned a buffer meanwhile.
+            // The last round may have waited, and another thread may have returned a buffer during the wait.
             if take_idle() {
                 return Ok(None);
             }
@@ -122,7 +122,7 @@ impl Supply for ArenaSupply {
             }
             let limits = self.limits(&state, &search);
             match state.plan_growth(bytes, limits) {
-                Ok(plan) if calls == SlowCalls::Forbidden => {
+                Ok(plan) if rules.calls == AllowedCalls::None => {
                     state.abandon(plan);
                     return Err(AttemptError::NeedsCall);
                 }
@@ -134,9 +134,9 @@ impl Supply for ArenaSupply {
                 Err(refusal) => {
                     search.claim_refusal = refusal;
                     // A plan of another thread may make room.
-                    let may_wait = || calls.deadline() > Instant::now();
+                    let may_wait = || rules.until > Instant::now();
                     if refusal.is_none() && state.arena.stats().transit_bytes > 0 && may_wait() {
-                        drop(self.finished.wait_until(state, calls.deadline()));
+                        drop(self.finished.wait_until(state, rules.until));
                     } else if !self.make_room(state, limits, &mut search) {
                         let memory = self.state().carve_in_other_regions(bytes);
                         return memory.map(Some).ok_or_else(|| self.refusal(search).into());
@@ -170,7 +170,7 @@ impl Supply for ArenaSupply {
     }
 
     /// Counts whole granules. Also returns 0 if the pool may not grow.
-    fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64 {
+    fn room_to_overtake(&self, first: Class, most_bytes: u64) -> u64 {
         let GrowthShape { largest_granule_bytes: granule_bytes, has_regions, .. } = self.shape;
         if has_regions || !self.settings.may_grow {
             return 0;
@@ -180,7 +180,7 @@ impl Supply for ArenaSupply {
     }
 
     /// Counts all granules that the block may touch.
-    fn bytes_to_pass(&self, class: Class) -> u64 {
+    fn bytes_to_overtake(&self, class: Class) -> u64 {
         let granule_bytes = self.shape.largest_granule_bytes;
         ((class.bytes as u64).div_ceil(granule_bytes) + 1).saturating_mul(granule_bytes)
     }
@@ -197,9 +197,9 @@ impl Supply for ArenaSupply {
         self.state().held_bytes()
     }
 
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        let buffer_bytes = pool.idle_bytes();
-        self.state().idle_bytes(buffer_bytes)
+    fn unused_bytes(&self, pool: &dyn PoolView) -> u64 {
+        let buffer_bytes = pool.idle_buffer_bytes();
+        self.state().unused_bytes(buffer_bytes)
     }
 
     fn calls(&self) -> SourceCalls {

@@ -28,35 +28,30 @@ unsafe impl Send for BlockMemory {}
 #[allow(unsafe_code)]
 unsafe impl Sync for BlockMemory {}
 
-/// The source calls that an attempt may make, and how long it waits for other threads' calls.
+/// The source calls that an attempt may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SlowCalls {
+pub(crate) enum AllowedCalls {
     /// No calls, because a task polls the attempt.
-    Forbidden,
-    /// All calls; the attempt is counted as a miss, even if a waiting request repeats it. It waits for other threads until this
-    /// time.
-    FirstAttempt(Instant),
-    /// All calls; an earlier attempt of the request has counted the miss.
-    Retry(Instant),
-    /// As `Retry`, but requests no memory from the source, which refused a call too recently.
-    RetryWithoutAcquire(Instant),
+    None,
+    /// All calls except for more memory, since the source refused a call too recently.
+    NoAcquire,
+    All,
 }
 
-impl SlowCalls {
-    /// Returns the end of the wait for other threads.
-    pub(crate) fn deadline(self) -> Instant {
-        match self {
-            Self::Forbidden => Instant::now(),
-            Self::FirstAttempt(deadline) | Self::Retry(deadline) | Self::RetryWithoutAcquire(deadline) => deadline,
-        }
-    }
+/// What one attempt at a request may do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) calls: AllowedCalls,
+    /// Whether the attempt counts as a miss, because it is the first one of its request.
+    pub(crate) counts_miss: bool,
+    /// The end of the wait for other threads' calls.
+    pub(crate) until: Instant,
+}
 
-    /// Returns the same calls, but without a wait for other threads.
-    pub(crate) fn without_waiting(mut self) -> Self {
-        if let Self::FirstAttempt(until) | Self::Retry(until) | Self::RetryWithoutAcquire(until) = &mut self {
-            *until = Instant::now();
-        }
-        self
+impl Rules {
+    /// Permits all calls to an attempt after the first one.
+    pub(crate) fn retry(until: Instant) -> Self {
+        Self { calls: AllowedCalls::All, counts_miss: false, until }
     }
 }
 
@@ -90,6 +85,8 @@ pub(crate) enum Refusal {
     Queued { level: LimitLevel, waiting: u64, first_bytes: u64 },
     /// The source failed.
     Source(SourceError),
+    /// The pool is closed.
+    Closed,
 }
 
 impl Refusal {
@@ -97,7 +94,7 @@ impl Refusal {
     pub(crate) fn by_shared_limit(&self) -> Option<u64> {
         match *self {
             Self::Limit(QuotaExceeded { level: LimitLevel::Shared, bytes, could_fit: true }) => Some(bytes),
-            Self::Limit(_) | Self::Source(_) | Self::Queued { .. } => None,
+            _ => None,
         }
     }
 

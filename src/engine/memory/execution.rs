@@ -76,7 +76,7 @@ impl Execution {
             Some(range) => unsafe { source.commit(range, place, counts) },
             None => {
                 let region =
-                    source.acquire(place.bytes, counts, |source| source.acquire_until(place.bytes, self.until))?;
+                    source.acquire(place.bytes, counts, |inner| inner.acquire_until(place.bytes, self.until))?;
                 self.regions.insert(extent.range(), region);
                 Ok(())
             }
@@ -85,14 +85,13 @@ impl Execution {
 
     #[allow(unsafe_code)]
     fn decommit(&mut self, source: &MeteredSource, extent: Extent) -> Result<(), SourceError> {
-        if let Some(region) = self.regions.remove(&extent.range()) {
-            let again = Region::new(region.start(), region.len_bytes(), region.id());
+        if let Some(region) = self.regions.get(&extent.range()) {
             // SAFETY: the region is this source's, wholly free and in transit (arena-I1): no block lies in it, so no
             // reference and no copy uses it (core-I1).
-            return unsafe { source.release(region, &mut self.calls.unpin) }.inspect_err(|_| {
-                // The region stays mapped and pinned (source-C1).
-                self.regions.insert(extent.range(), again);
-            });
+            unsafe { source.release(region, &mut self.calls.unpin) }?;
+            // After an error the region stays mapped and pinned (source-C1).
+            self.regions.remove(&extent.range());
+            return Ok(());
         }
         match &self.addresses {
             // SAFETY: the range is this source's; the granules are committed, wholly free and in transit (arena-I1): no

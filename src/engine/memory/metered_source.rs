@@ -96,8 +96,8 @@ impl MeteredSource {
     /// # Safety
     ///
     /// The same as for [`Source::release`].
-    pub(in crate::engine) unsafe fn release(&self, region: Region, counts: &mut CallStats) -> Result<(), SourceError> {
-        let (address, bytes) = (start(Some(&region)), region.len_bytes());
+    pub(in crate::engine) unsafe fn release(&self, region: &Region, counts: &mut CallStats) -> Result<(), SourceError> {
+        let (address, bytes) = (start(Some(region)), region.len_bytes());
         // SAFETY: the caller's promise.
         let release = || unsafe { self.source.release(region) };
         self.record(("release", bytes), counts, unpinned, |_| address, release)
@@ -156,12 +156,13 @@ impl MeteredSource {
         let (mut took_ns, mut to) = (nanos(took), to);
         for piece in from {
             let (bytes, old) = (piece.bytes as u64, address(range, piece.offset));
-            if let Err(RemapError::Lost(_)) = &moved {
-                calls.record_lost(bytes);
-            }
             let event = match &moved {
                 Ok(()) => Some(Event::Move { from: old, to: address(range, to), bytes, took_ns }),
-                Err(RemapError::Lost(_)) => Some(unpinned(old, bytes, took_ns, false)),
+                Err(RemapError::Lost(_)) => {
+                    // The bytes returned to the system without an unpin call.
+                    (calls.unpin.count, calls.unpin.bytes) = (calls.unpin.count + 1, calls.unpin.bytes + bytes);
+                    Some(unpinned(old, bytes, took_ns, false))
+                }
                 Err(RemapError::Kept(_)) => None,
             };
             if let (Some(recorder), Some(event)) = (&self.recorder, event) {

@@ -51,7 +51,7 @@ mod search;
 mod shape;
 
 pub(crate) use arena_supply::{ArenaSettings, ArenaSupply};
-pub(crate) use block_memory::{Adopted, AttemptError, BlockMemory, Refusal, SlowCalls};
+pub(crate) use block_memory::{Adopted, AllowedCalls, AttemptError, BlockMemory, Refusal, Rules};
 pub(crate) use metered_source::MeteredSource;
 pub(crate) use regions::RegionSupply;
 pub(crate) use shape::granule_bytes;
@@ -77,13 +77,13 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Creates the memory of a pool that makes one acquisition of `source` for each block, under the limits of `claim`.
-    pub(crate) fn of_regions(source: MeteredSource, claim: Claim, log: Arc<PoolLog>) -> Self {
+    pub(crate) fn with_regions(source: MeteredSource, claim: Claim, log: Arc<PoolLog>) -> Self {
         let supply = Arc::new(RegionSupply::new(source.clone(), claim, Some(log.clone())));
         let (budget, quarantined, lock_limit) = (supply.budget.clone(), Arc::default(), OnceLock::new());
         Self { source, budget, log, supply, arena: None, pageable: None, quarantined, lock_limit }
     }
 
-    pub(crate) fn of_arena(arena: ArenaSupply) -> Self {
+    pub(crate) fn with_arena(arena: ArenaSupply) -> Self {
         let (source, budget, log) = (arena.source.clone(), arena.budget.clone(), arena.log.clone());
         let (quarantined, arena) = (arena.quarantined.clone(), Arc::new(arena));
         let (supply, lock_limit) = (arena.clone(), OnceLock::new());
@@ -114,7 +114,7 @@ impl Memory {
 
     /// Acquires pageable memory for `class`, if this pool may use it and its limit leaves room.
     pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        self.pageable.as_ref()?.acquire(class.bytes, SlowCalls::FirstAttempt(Instant::now())).ok()
+        self.pageable.as_ref()?.acquire(class.bytes, Rules::retry(Instant::now())).ok()
     }
 
     /// Returns whether pageable memory for `class` would fit under its limit if no other pageable memory were held.
@@ -165,12 +165,12 @@ impl Memory {
 /// A supply of memory, pinned or pageable, for the blocks of one pool.
 pub(crate) trait Supply: Send + Sync {
     /// Finds memory for a request of `class`, and releases idle blocks of `pool` to make room. Returns `None` if `take_idle` takes
-    /// an idle block that was returned meanwhile. Makes the slow calls that `calls` permits.
+    /// an idle block that was returned during the search. Makes the slow calls that `rules` permit.
     fn find(
         &self,
         class: Class,
         now_us: u64,
-        calls: SlowCalls,
+        rules: Rules,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
     ) -> Result<Option<BlockMemory>, AttemptError>;
@@ -186,9 +186,9 @@ pub(crate) trait Supply: Send + Sync {
     /// Returns the bytes that later requests may take while the head of the wait queue waits for a block of class `first`. If
     /// all blocks may hold `most_bytes`, this is what the head's block leaves. Returns 0 for an arena of separate regions, since
     /// a small buffer may keep a region from being replaced.
-    fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64;
-    /// Returns how many bytes of [`room_to_pass`](Self::room_to_pass) a block of `class` uses.
-    fn bytes_to_pass(&self, class: Class) -> u64;
+    fn room_to_overtake(&self, first: Class, most_bytes: u64) -> u64;
+    /// Returns how many bytes of [`room_to_overtake`](Self::room_to_overtake) a block of `class` uses.
+    fn bytes_to_overtake(&self, class: Class) -> u64;
     /// Returns the bytes that a block of `class` holds.
     fn block_bytes(&self, class: Class) -> u64;
     /// Returns the bytes in all blocks: in use, in flight, idle or quarantined.
@@ -196,7 +196,7 @@ pub(crate) trait Supply: Send + Sync {
     /// Returns all bytes that are held.
     fn held_bytes(&self) -> u64;
     /// Returns the bytes of idle buffers and of free memory outside the reserve.
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64;
+    fn unused_bytes(&self, pool: &dyn PoolView) -> u64;
     /// Returns the counts of source calls.
     fn calls(&self) -> SourceCalls;
     fn fill(&self, stats: &mut Stats);
@@ -205,7 +205,7 @@ pub(crate) trait Supply: Send + Sync {
 /// A pool, as its supply sees it.
 pub(crate) trait PoolView: Send + Sync {
     /// Returns the bytes of the idle blocks.
-    fn idle_bytes(&self) -> u64;
+    fn idle_buffer_bytes(&self) -> u64;
     /// Returns the number of idle blocks.
     fn idle_buffers(&self) -> u64;
     /// Gives the block that has been idle longest to the supply, and counts `why` as the reason. Returns whether a block was

@@ -87,7 +87,7 @@ impl ArenaSupply {
     }
 
     /// Claims a reserve of `bytes`, and returns its length. Returns a refusal if the reserves would leave no room for a waiting
-    /// request. Claims before it checks, so that a request that arrives meanwhile is refused.
+    /// request. Claims before it checks, so that a request that arrives in between is refused.
     fn claim_reserve(&self, bytes: u64, pool: &dyn PoolView) -> Result<u64, Refusal> {
         let len = self.state().claim_reserve(bytes, |bytes| self.reserved_bytes(bytes))?;
         let waiting = pool.waiting_bytes();
@@ -114,7 +114,7 @@ impl ArenaSupply {
         drop(state);
         self.log.acquired(bytes, held_before_bytes, held_bytes, 1, took);
         let Err(region) = added else { return Ok(start..start.saturating_add(len)) };
-        self.release_region(region)?;
+        self.release_region(&region)?;
         Err(SourceError::new("reserve", "no addresses are left for it"))
     }
 

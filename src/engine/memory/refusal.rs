@@ -23,7 +23,6 @@ impl Memory {
     /// Explains the refusal of a request of `class` as text. The error, the log lines, the dump and the diagnosis print the
     /// result.
     pub(in crate::engine) fn explain(&self, refusal: &Refusal, class: Class) -> ExplainedRefusal {
-        let limit = |level| self.limit_name(level);
         let mut needed_bytes = self.supply.block_bytes(class);
         let (by, found, remedy) = match refusal {
             Refusal::Limit(QuotaExceeded { level: LimitLevel::Shared, .. }) => {
@@ -40,7 +39,7 @@ impl Memory {
                 let could_fit = *could_fit && self.supply.could_hold(class);
                 // A new granule or region may exceed the limit even if the buffer does not.
                 needed_bytes = needed_bytes.max(if could_fit { 0 } else { *bytes });
-                let limit = limit(LimitLevel::Pool);
+                let limit = self.limit_name(LimitLevel::Pool);
                 let found = match self.budget.max_bytes().map(Size) {
                     Some(max) if !could_fit => format!("exceeds the pool limit of {max} ({limit})"),
                     Some(max) => format!("the pool limit of {max} is reached ({limit})"),
@@ -54,7 +53,7 @@ impl Memory {
                     waiting => format!("{waiting} earlier requests are waiting and have"),
                 };
                 let found = format!("{requests} priority, the first for {}", Size(*first_bytes));
-                let limit = limit(*level);
+                let limit = self.limit_name(*level);
                 let remedy = format!("wait longer (PINPOOL_WAIT), return buffers sooner or raise {limit}");
                 (RefusedBy::Queue { first_bytes: *first_bytes }, found, remedy)
             }
@@ -62,8 +61,9 @@ impl Memory {
                 let (text, remedy) = error.clone().unstable_split();
                 let found = format!("backend `{}`: {text}", self.source().name());
                 let by = RefusedBy::Source { code: error.code() };
-                (by, found, remedy.unwrap_or_default().to_owned())
+                (by, found, remedy.unwrap_or_default())
             }
+            Refusal::Closed => (RefusedBy::Limit { could_fit: false }, "the pool is closed".to_owned(), String::new()),
         };
         ExplainedRefusal { by, needed_bytes, found, remedy }
     }

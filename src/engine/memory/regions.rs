@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::block_memory::{AttemptError, BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{AllowedCalls, AttemptError, BlockMemory, Refusal, Rules};
 use super::metered_source::MeteredSource;
 use super::{PoolView, Supply};
 use crate::backend::{BuiltInSource, HeapSource, Region, Source, SourceError};
@@ -45,11 +45,11 @@ impl RegionSupply {
         Self { source, budget, base, refused: Mutex::default(), counts: Box::default(), log }
     }
 
-    /// Acquires `class_bytes`, if `calls` permits it. The call may be slow.
-    pub(super) fn acquire(&self, class_bytes: usize, calls: SlowCalls) -> Result<BlockMemory, AttemptError> {
+    /// Acquires `class_bytes`, if `rules` permit it. The call may be slow.
+    pub(super) fn acquire(&self, class_bytes: usize, rules: Rules) -> Result<BlockMemory, AttemptError> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
-        if matches!(calls, SlowCalls::Forbidden | SlowCalls::RetryWithoutAcquire(..)) {
+        if rules.calls != AllowedCalls::All {
             // If there is room, nothing is claimed, since other requests would be refused while the claim exists.
             if self.budget.room_for(needed_bytes) < needed_bytes {
                 drop(claim()?);
@@ -58,7 +58,7 @@ impl RegionSupply {
         }
         let claim = claim()?;
         let mut pin = CallStats::default();
-        let acquire = |source: &dyn Source| source.acquire_until(class_bytes, calls.deadline());
+        let acquire = |source: &dyn Source| source.acquire_until(class_bytes, rules.until);
         let acquired = self.source.acquire(class_bytes, &mut pin, acquire);
         let took = pin.time.total();
         let mut counts = self.counts.lock();
@@ -77,11 +77,10 @@ impl RegionSupply {
     /// Releases `region`. If this fails, its bytes stay held until a later release. The call may be slow.
     #[allow(unsafe_code)] // Memory leaves the pool.
     fn release(&self, region: Region, claim: Claim) -> Result<(), SourceError> {
-        let again = Region::new(region.start(), region.len_bytes(), region.id());
         let mut unpin = CallStats::default();
         // SAFETY: the region came from this source (`acquire` above), and the caller gave up its block by value, so no
         // reference and no copy uses it (core-I1).
-        let released = unsafe { self.source.release(region, &mut unpin) };
+        let released = unsafe { self.source.release(&region, &mut unpin) };
         let mut counts = self.counts.lock();
         counts.calls.unpin.add(&unpin);
         if released.is_ok() {
@@ -90,7 +89,7 @@ impl RegionSupply {
             // Dropped only now: the bytes are free for other requests once the source has released them.
             drop(claim);
         } else {
-            self.refused.lock().push((again, claim));
+            self.refused.lock().push((region, claim));
         }
         released
     }
@@ -106,7 +105,7 @@ impl Supply for RegionSupply {
         &self,
         class: Class,
         _now_us: u64,
-        calls: SlowCalls,
+        rules: Rules,
         pool: &dyn PoolView,
         take_idle: &dyn Fn() -> bool,
     ) -> Result<Option<BlockMemory>, AttemptError> {
@@ -116,13 +115,13 @@ impl Supply for RegionSupply {
             if take_idle() {
                 return Ok(None);
             }
-            let refusal = match self.acquire(class.bytes, calls) {
+            let refusal = match self.acquire(class.bytes, rules) {
                 // A request that can never fit is no reason to release idle blocks.
                 Err(AttemptError::Refused(Refusal::Limit(over))) if over.could_fit => Refusal::from(over),
                 acquired => return acquired.map(Some),
             };
             let left = evictable_blocks.get_or_insert_with(|| pool.idle_buffers());
-            if calls == SlowCalls::Forbidden && *left > 0 {
+            if rules.calls == AllowedCalls::None && *left > 0 {
                 return Err(AttemptError::NeedsCall);
             }
             if *left == 0 || !pool.give_oldest(EvictionReason::Reclaimed) {
@@ -161,11 +160,11 @@ impl Supply for RegionSupply {
         self.budget.could_hold(self.block_bytes(class))
     }
 
-    fn room_to_pass(&self, first: Class, most_bytes: u64) -> u64 {
+    fn room_to_overtake(&self, first: Class, most_bytes: u64) -> u64 {
         most_bytes.saturating_sub(self.block_bytes(first))
     }
 
-    fn bytes_to_pass(&self, class: Class) -> u64 {
+    fn bytes_to_overtake(&self, class: Class) -> u64 {
         self.block_bytes(class)
     }
 
@@ -182,8 +181,8 @@ impl Supply for RegionSupply {
         self.budget.used_bytes()
     }
 
-    fn idle_bytes(&self, pool: &dyn PoolView) -> u64 {
-        pool.idle_bytes()
+    fn unused_bytes(&self, pool: &dyn PoolView) -> u64 {
+        pool.idle_buffer_bytes()
     }
 
     fn calls(&self) -> SourceCalls {

@@ -36,7 +36,7 @@ impl Memory {
     /// Releases idle memory of `pool` until held memory is within the limit and idle memory within `max_idle_bytes`, or nothing
     /// is idle.
     pub(in crate::engine) fn enforce_limits(&self, pool: &dyn PoolView, max_idle_bytes: Option<u64>, now_us: u64) {
-        let over_idle = |max_bytes| self.supply.idle_bytes(pool).saturating_sub(max_bytes);
+        let over_idle = |max_bytes| self.supply.unused_bytes(pool).saturating_sub(max_bytes);
         let excess_bytes = || self.budget.over_bytes().max(max_idle_bytes.map_or(0, over_idle));
         let must_evict = || {
             let bytes = excess_bytes();
@@ -190,7 +190,7 @@ impl ArenaSupply {
         };
         // A failure does not prevent the other releases.
         let released = released.and(addresses.map_or(Ok(()), |(_, addresses)| self.release_addresses(addresses)));
-        let released = regions.into_values().map(|region| self.release_region(region)).fold(released, Result::and);
+        let released = regions.into_values().map(|region| self.release_region(&region)).fold(released, Result::and);
         let mut state = self.state();
         let all_released = released.is_ok() && state.is_unused();
         // A thread that is still returning a block calls this function again afterwards.
@@ -204,7 +204,7 @@ impl ArenaSupply {
     }
 
     #[allow(unsafe_code)] // Memory leaves the pool.
-    pub(in crate::engine) fn release_region(&self, region: Region) -> Result<(), SourceError> {
+    pub(in crate::engine) fn release_region(&self, region: &Region) -> Result<(), SourceError> {
         let mut unpin = CallStats::default();
         // SAFETY: the region is of this source. It left the mappings when no block was left in the arena (arena-state-I1), or the
         // arena never had a range for it and so no block in it.

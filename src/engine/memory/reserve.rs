@@ -44,7 +44,7 @@ impl ArenaSupply {
         if is_first && let Some(Err(refusal @ Refusal::Source(_))) = self.step(pool) {
             let mut state = self.state();
             state.reduce_reserve_request(bytes);
-            // Another reserve may have been requested meanwhile.
+            // Another reserve may have been requested in the meantime.
             state.progress.begun =
                 state.progress.begun.filter(|_| state.reserve_progress().0 < state.reserve_progress().1);
             return Err(refusal);
@@ -94,7 +94,7 @@ impl ArenaSupply {
                 let (pinned_bytes, target_bytes) = self.state().reserve_progress();
                 self.log.reserve_stopped(pinned_bytes, target_bytes, &error);
             }
-            Err(Refusal::Limit(_) | Refusal::Queued { .. }) => self.pause_reserve(),
+            Err(_) => self.pause_reserve(),
         }
         if self.state().unpinned_reserve_bytes() == 0 {
             self.end_reserve();

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::PoolView;
 use super::arena_state::ArenaState;
 use super::arena_supply::ArenaSupply;
-use super::block_memory::{BlockMemory, Refusal, SlowCalls};
+use super::block_memory::{AllowedCalls, BlockMemory, Refusal, Rules};
 use super::execution::Execution;
 use crate::arena::{GrowthLimits, Plan};
 use crate::backend::SourceError;
@@ -38,7 +38,7 @@ enum CommitSize {
 pub(super) struct Search<'pool> {
     bytes: u64,
     now_us: u64,
-    calls: SlowCalls,
+    rules: Rules,
     pool: &'pool dyn PoolView,
     commit: CommitSize,
     /// Idle blocks that may still be released.
@@ -57,15 +57,15 @@ impl ArenaSupply {
         &self,
         bytes: u64,
         now_us: u64,
-        calls: SlowCalls,
+        rules: Rules,
         pool: &'pool dyn PoolView,
     ) -> Search<'pool> {
         Search {
             bytes,
             now_us,
-            calls,
+            rules,
             pool,
-            commit: if let SlowCalls::RetryWithoutAcquire(_) = calls { CommitSize::Nothing } else { CommitSize::Ample },
+            commit: if rules.calls == AllowedCalls::NoAcquire { CommitSize::Nothing } else { CommitSize::Ample },
             evictable_blocks: pool.idle_buffers(),
             has_swept: false,
             may_release_regions: false,
@@ -83,9 +83,9 @@ impl ArenaSupply {
         plan: Plan,
         search: &mut Search<'_>,
     ) -> Result<Option<BlockMemory>, Refusal> {
-        let Search { bytes, now_us, calls, .. } = *search;
+        let Search { bytes, now_us, rules, .. } = *search;
         let (buffer, surplus_bytes) = (plan.buffer(), plan.surplus_bytes());
-        let finished = self.carry_out(state, plan, now_us, calls.deadline(), Some(bytes));
+        let finished = self.carry_out(state, plan, now_us, rules.until, Some(bytes));
         self.request_unmap();
         let mut state = self.state();
         self.update_needs_compaction(&state, now_us);
@@ -122,10 +122,10 @@ impl ArenaSupply {
         // Bytes that the source adds to a region are released with it.
         let available_bytes = (arena.hole_bytes + arena.overhead_bytes).saturating_add(limits.commit_bytes);
         let lacking_bytes = state.arena.held_bytes(search.bytes).saturating_sub(available_bytes);
-        let could_release_regions = !limits.may_decommit_regions && arena.idle_bytes > 0;
+        let could_release_regions = !limits.may_decommit_regions && arena.free_granule_bytes > 0;
         drop(state);
         search.pool.sweep_in_flight();
-        let idle_bytes = search.pool.idle_bytes();
+        let idle_bytes = search.pool.idle_buffer_bytes();
         if !std::mem::replace(&mut search.has_swept, true) {
             search.evictable_blocks = search.pool.idle_buffers();
         }
@@ -141,7 +141,7 @@ impl ArenaSupply {
         match search {
             Search { source_error: Some(error), .. } => Refusal::Source(error),
             Search { claim_refusal: Some(refusal), .. } => refusal.into(),
-            Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_bytes()),
+            Search { bytes, pool, .. } => self.no_space(bytes, pool.idle_buffer_bytes()),
         }
     }
 
@@ -225,7 +225,7 @@ impl ArenaSupply {
         let state = self.state();
         // Idle memory of this pool is used first, and is claimed already.
         let arena = state.arena.stats();
-        let reusable_bytes = idle_bytes.saturating_add(arena.idle_bytes);
+        let reusable_bytes = idle_bytes.saturating_add(arena.free_granule_bytes);
         // Regions that contain only idle buffers have holes, too, which are released with them.
         let hole_bytes = if self.shape.has_regions { arena.hole_bytes - arena.reserve_hole_bytes } else { 0 };
         let (missing_bytes, grown_bytes) = (state.arena.missing_bytes(bytes), state.arena.grown_bytes(bytes));

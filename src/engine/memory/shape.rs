@@ -73,7 +73,7 @@ pub(in crate::engine) fn arena_over(
         return Ok((arena, Mappings::default(), shape));
     };
     let granule_bytes = granule_bytes(max_bytes, memory.granule_bytes() as u64);
-    let sizes = GranuleSizes::of_pool(granule_bytes, max_bytes);
+    let sizes = GranuleSizes::for_pool(granule_bytes, max_bytes);
     let mut arena = Arena::new(GrowthMode::Granules(granule_bytes), retention);
     arena.sizes = sizes;
     let (addresses, address_remedy) =

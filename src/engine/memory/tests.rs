@@ -17,7 +17,7 @@ use crate::stats::EvictionReason;
 struct NoBlocks;
 
 impl PoolView for NoBlocks {
-    fn idle_bytes(&self) -> u64 {
+    fn idle_buffer_bytes(&self) -> u64 {
         0
     }
     fn idle_buffers(&self) -> u64 {
@@ -77,8 +77,8 @@ mod models {
 
         fn get(&self) -> Option<BlockMemory> {
             let class = Rounding::Eighths.class(BUFFER_BYTES as usize, BUFFER_BYTES as usize).unwrap();
-            let calls = SlowCalls::FirstAttempt(Instant::now() + Duration::from_secs(60));
-            self.arena.find(class, 0, calls, &NoBlocks, &|| false).unwrap_or_else(|refused| {
+            let rules = Rules { counts_miss: true, ..Rules::retry(Instant::now() + Duration::from_secs(60)) };
+            self.arena.find(class, 0, rules, &NoBlocks, &|| false).unwrap_or_else(|refused| {
                 assert!(matches!(refused, AttemptError::Refused(Refusal::Limit(_))), "{refused:?}");
                 None
             })
@@ -162,8 +162,7 @@ mod end {
             let source = Arc::new(CountedHeap::new(true));
             let arena = arena(source.clone(), "ending test", None);
             let class = Rounding::Eighths.class(4096, 4096).unwrap();
-            let found =
-                arena.find(class, 0, SlowCalls::FirstAttempt(Instant::now()), &NoBlocks, &|| false).unwrap().unwrap();
+            let found = arena.find(class, 0, Rules::retry(Instant::now()), &NoBlocks, &|| false).unwrap().unwrap();
             if is_leaked {
                 arena.quarantined.add(1);
             }

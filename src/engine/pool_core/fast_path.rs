@@ -92,24 +92,24 @@ impl PoolCore {
         unsafe { Self::shard_of(self, 0, self) }
     }
 
-    /// Returns the calling thread's shard, if the pool at `address` is in the entry `at`.
+    /// Returns the calling thread's shard, if the pool at `address` is in the entry `index`.
     ///
     /// # Safety
     ///
     /// `address` must not be null: an unused entry contains null, so it would match, and has no shard. If there is a pool at
     /// `address`, it must live as long as its `holder`.
     #[inline(always)]
-    pub(crate) unsafe fn shard_of<T>(address: *const Self, at: usize, _holder: &T) -> Option<ThreadShard<'_>> {
+    pub(crate) unsafe fn shard_of<T>(address: *const Self, index: usize, _holder: &T) -> Option<ThreadShard<'_>> {
         // A small closure: a large one would not be inlined, and then each access calls through a pointer.
-        let (pool, shard) = ENTRIES.with(|entries| (entries[at].pool.get(), entries[at].shard.get()));
+        let (pool, shard) = ENTRIES.with(|entries| (entries[index].pool.get(), entries[index].shard.get()));
         // SAFETY: (fast-path-I1) `address` is not null, so the entry is in use and its pool is alive. It is the pool at `address`,
         // so it lives, with its shard, as long as the holder is borrowed (the caller's contract).
         ptr::eq(pool, address).then(|| ThreadShard(unsafe { &*shard }))
     }
 
-    /// Returns a block for a request of `len` bytes that the first entry did not serve: from this pool's shard if this pool
-    /// is in the second entry, or a block that another thread has returned to this thread's shard.
-    pub(crate) fn take_from_second_pool_or_remote(&self, len: usize) -> Option<Block<PoolCore>> {
+    /// Serves a request of `len` bytes that the first entry did not serve: takes a block from this pool's shard, if this pool is in
+    /// the second entry, or a block that another thread has returned to this thread's shard.
+    pub(crate) fn take_by_second_entry_or_remote(&self, len: usize) -> Option<Block<PoolCore>> {
         let take_remote =
             |shard: ThreadShard<'_>| shard.0.take_remote_fast(plain_eighths_index(len)).map(Block::from_entry);
         match self.thread_shard() {
@@ -170,9 +170,9 @@ impl Block<PoolCore> {
     /// took the buffer. If the shard is not free or the return has more to do, calls [`put_slow`](Self::put_slow).
     #[inline(always)]
     pub(crate) fn put(self) {
-        // `put_to_second_pool_or_remote` is a tail call, so this function need not save registers for it.
+        // `put_by_second_entry_or_remote` is a tail call, so this function need not save registers for it.
         // SAFETY: the shard is used by `put` alone, which changes no entry.
-        let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_to_second_pool_or_remote(self) };
+        let Some(shard) = (unsafe { shard_for(&self, 0) }) else { return put_by_second_entry_or_remote(self) };
         // SAFETY: the block is open to the shard that `shard_for` returns.
         if let Err(block) = unsafe { shard.put(self) } {
             block.put_slow();
@@ -183,7 +183,7 @@ impl Block<PoolCore> {
 /// Puts back a block that is not open to the shard in the first entry. Tries the shard in the second entry, then another thread's
 /// shard, then the slow path.
 #[inline(never)]
-fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
+fn put_by_second_entry_or_remote(block: Block<PoolCore>) {
     // SAFETY: as in `Block::put`.
     let outcome = match unsafe { shard_for(&block, 1) } {
         // SAFETY: the block is open to the shard that `shard_for` returns.
@@ -199,7 +199,7 @@ fn put_to_second_pool_or_remote(block: Block<PoolCore>) {
 /// do. Writes only the header of the block, which is on a cache line that the next hit needs anyway.
 fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     let pool = Arc::as_ptr(block.pool());
-    let Some(at) = entry_of(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
+    let Some(index) = entry_of(pool).filter(|_| block.is_fast_path()) else { return Err(block) };
     // SAFETY: (fast-path-I1) the pool has an entry, so it is alive until this thread changes its entry.
     let core = unsafe { &*pool };
     let for_arena = policy::goes_to_arena(block.entry_bytes(), || core.sizes_vary());
@@ -208,39 +208,39 @@ fn put_remote(block: Block<PoolCore>) -> Result<(), Block<PoolCore>> {
     }
     core.idle.put_remote(block.into_entry()).map_err(Block::from_entry)?;
     if core.has_waiters() {
-        wake_waiters(core, at);
+        wake_waiters(core, index);
     }
     Ok(())
 }
 
-/// Wakes the head of the wait queue of `core`, which is in the entry `at`.
+/// Wakes the head of the wait queue of `core`, which is in the entry `index`.
 #[cold]
-fn wake_waiters(core: &PoolCore, at: usize) {
+fn wake_waiters(core: &PoolCore, index: usize) {
     // A waker is user code: it may return a buffer of another pool, which then replaces the entry. If the reference is not in
     // `REFERENCES`, a `BorrowedReference` further up this stack has it.
-    let _kept = kept_reference(at).map(|core| BorrowedReference(ManuallyDrop::new(core)));
+    let _kept = kept_reference(index).map(|core| BorrowedReference(ManuallyDrop::new(core)));
     core.wake_waiters();
 }
 
-/// Returns the shard in the entry `at`, if it may keep `block` by the fast path.
+/// Returns the shard in the entry `index`, if it may keep `block` by the fast path.
 ///
 /// # Safety
 ///
 /// This thread must change no entry while the shard is in use.
 #[inline(always)]
-unsafe fn shard_for<'a>(block: &Block<PoolCore>, at: usize) -> Option<ThreadShard<'a>> {
-    let shard = ENTRIES.with(|entries| entries[at].shard.get());
-    let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || sizes_vary(at));
+unsafe fn shard_for<'a>(block: &Block<PoolCore>, index: usize) -> Option<ThreadShard<'a>> {
+    let shard = ENTRIES.with(|entries| entries[index].shard.get());
+    let open = block.is_open_to(shard) && !policy::goes_to_arena(block.entry_bytes(), || sizes_vary(index));
     // SAFETY: (fast-path-I1) the block is open to the shard, so the shard is not `NO_SHARD` and the entry is in use. Its pool
     // is alive until this thread changes the entry.
     open.then(|| ThreadShard(unsafe { &*shard }))
 }
 
-/// Returns whether large buffers of the pool in the entry `at` return to the arena, by the slow path (policy-R3). Costs one
+/// Returns whether large buffers of the pool in the entry `index` return to the arena, by the slow path (policy-R3). Costs one
 /// load.
 #[inline(always)]
-fn sizes_vary(at: usize) -> bool {
-    let pool = ENTRIES.with(|entries| entries[at].pool.get());
+fn sizes_vary(index: usize) -> bool {
+    let pool = ENTRIES.with(|entries| entries[index].pool.get());
     // SAFETY: (fast-path-I1) the pointer is null, or the pool is alive.
     unsafe { pool.as_ref() }.is_some_and(PoolCore::sizes_vary)
 }
@@ -276,17 +276,17 @@ impl Drop for BorrowedReference {
     }
 }
 
-/// Takes the reference that the entry `at` relies on out of `REFERENCES`.
-fn kept_reference(at: usize) -> Option<Arc<PoolCore>> {
-    REFERENCES.try_with(|references| references.pools[at].take()).ok().flatten()
+/// Takes the reference that the entry `index` relies on out of `REFERENCES`.
+fn kept_reference(index: usize) -> Option<Arc<PoolCore>> {
+    REFERENCES.try_with(|references| references.pools[index].take()).ok().flatten()
 }
 
 /// Stores the reference `core` in `REFERENCES`, and enters its pool, if the pool may use the fast path. Otherwise drops `core`.
 fn store_reference(core: Arc<PoolCore>) {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    if let Some(at) = entry_of(Arc::as_ptr(&core)) {
+    if let Some(index) = entry_of(Arc::as_ptr(&core)) {
         // The pool has an entry already. A replaced reference is dropped outside the access, as below.
-        drop(REFERENCES.try_with(|references| references.pools[at].replace(Some(core))));
+        drop(REFERENCES.try_with(|references| references.pools[index].replace(Some(core))));
         return;
     }
     let Some(shard) = core.fast_shard().filter(|_| !core.is_forked()) else { return };
@@ -294,13 +294,13 @@ fn store_reference(core: Arc<PoolCore>) {
     unsafe { fork::call_in_children(&REGISTERED, clear_entries) };
     let (pool, shard) = (Arc::as_ptr(&core), ptr::from_ref(shard));
     let replaced = REFERENCES.try_with(|references| {
-        let at = references.next.replace((references.next.get() + 1) % ENTRY_COUNT);
+        let index = references.next.replace((references.next.get() + 1) % ENTRY_COUNT);
         // The entry changes before the reference that it relied on is dropped (fast-path-I1).
         ENTRIES.with(|entries| {
-            entries[at].pool.set(pool);
-            entries[at].shard.set(shard);
+            entries[index].pool.set(pool);
+            entries[index].shard.set(shard);
         });
-        references.pools[at].replace(Some(core))
+        references.pools[index].replace(Some(core))
     });
     // Outside the access, because the drop may be the last of an ended pool and drop user code, such as a custom source, that
     // calls this function. An exiting thread keeps no reference.

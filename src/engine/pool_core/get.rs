@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, PoolCore};
 use crate::backend::BuiltInSource;
-use crate::engine::memory::{AttemptError, Refusal, SlowCalls};
+use crate::engine::memory::{AllowedCalls, AttemptError, Refusal, Rules};
 use crate::engine::wait_queue::{FirstAttempt, KeepAlive, WaitTicket, Waiter, deadline};
 use crate::error::{Error, ErrorKind, NoMemory, Result};
 use crate::in_flight::QueryScope;
@@ -48,9 +48,9 @@ impl PoolCore {
             return Ok(FirstAttempt::Served(block));
         }
         let begun = Instant::now();
-        let all_calls = SlowCalls::FirstAttempt(deadline(begun, wait.max(CALL_PATIENCE)));
-        let calls = if keep_alive.is_some() { SlowCalls::Forbidden } else { all_calls };
-        let served = match self.attempt(request, calls) {
+        let calls = if keep_alive.is_some() { AllowedCalls::None } else { AllowedCalls::All };
+        let until = if keep_alive.is_some() { begun } else { deadline(begun, wait.max(CALL_PATIENCE)) };
+        let served = match self.attempt(request, Rules { calls, counts_miss: true, until }) {
             Ok(block) => Ok(block),
             Err(error) => {
                 let refusal = error.refusal();
@@ -99,20 +99,20 @@ impl PoolCore {
         None
     }
 
-    /// Makes a first attempt at `request`: returns a block with completed copies or, as far as `calls` permits, a block of new
+    /// Makes a first attempt at `request`: returns a block with completed copies or, as far as `rules` permit, a block of new
     /// memory. While other requests wait, it searches for memory only if `request` fits in addition to the head of the queue. A
     /// request that exceeds the limit may receive pageable memory. The call may be slow.
-    pub(super) fn attempt(self: &Arc<Self>, request: &BlockRequest, calls: SlowCalls) -> Result<Block, AttemptError> {
+    pub(super) fn attempt(self: &Arc<Self>, request: &BlockRequest, rules: Rules) -> Result<Block, AttemptError> {
         let class = request.class;
         if let Some(block) = self.take_completed(class) {
             return Ok(block);
         }
-        let block = self.pass_head(class).map_err(AttemptError::Refused).and_then(|passed| {
-            let calls = if passed > 0 { calls.without_waiting() } else { calls };
-            let block = self.search(class, calls, passed);
+        let block = self.overtake_head(class).map_err(AttemptError::Refused).and_then(|overtaken| {
+            let until = if overtaken > 0 { Instant::now() } else { rules.until };
+            let block = self.search(class, Rules { until, ..rules }, overtaken);
             if block.is_err() {
-                self.waiters.end_pass(passed, self.memory.supply.bytes_to_pass(class));
-            } else if passed == 0 {
+                self.waiters.end_overtaking(overtaken, self.memory.supply.bytes_to_overtake(class));
+            } else if overtaken == 0 {
                 self.shortage.end_if_calm(&self.log, self.time.coarse_us());
                 self.enforce_max_idle_bytes();
             }
@@ -126,20 +126,21 @@ impl PoolCore {
         })
     }
 
-    /// Returns a block of new memory for `class`, or an idle block that was returned meanwhile. `passed` is the number of the
-    /// head of the queue if the request passes it, and 0 otherwise. The call may be slow.
-    pub(super) fn search(self: &Arc<Self>, class: Class, calls: SlowCalls, passed: u64) -> Result<Block, AttemptError> {
-        let now_us = self.time.coarse_us();
+    /// Returns a block of new memory for `class`, or an idle block that was returned during the search. `head` is the number of
+    /// the head of the queue if the request overtakes it, and 0 otherwise. The call may be slow.
+    pub(super) fn search(self: &Arc<Self>, class: Class, rules: Rules, head: u64) -> Result<Block, AttemptError> {
+        let (now_us, calls) = (self.time.coarse_us(), rules.calls);
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
-        let find = || match self.end_reason.get() {
+        let find = |rules| match self.device_lost.get() {
+            _ if self.is_closed() => Err(Refusal::Closed.into()),
             Some(why) => Err(Refusal::Source(why.clone()).into()),
-            None => self.memory.supply.find(class, now_us, calls, &**self, &take_idle),
+            None => self.memory.supply.find(class, now_us, rules, &**self, &take_idle),
         };
-        let found = match find() {
+        let found = match find(rules) {
             Err(AttemptError::Refused(refusal)) if self.reclaim_from_other_pools(&refusal, calls) => match calls {
-                SlowCalls::Forbidden => Err(AttemptError::NeedsCall),
-                _ => find(),
+                AllowedCalls::None => Err(AttemptError::NeedsCall),
+                _ => find(Rules { counts_miss: false, ..rules }),
             },
             found => found,
         };
@@ -157,14 +158,14 @@ impl PoolCore {
         let memory = found.inspect_err(|error| self.record_failed_attempt(error, calls))?;
         let block = memory.map(new_block).or_else(|| idle.take());
         let mut block = block.unwrap_or_else(|| unreachable!("without memory, `take_idle` has taken a block"));
-        block.set_passed_head(passed);
+        block.set_overtaken_head(head);
         self.request_pace(self.pace_of_change());
         Ok(block)
     }
 
     /// Permits a miss to search for memory. Returns 0 if no request waits, or the number of the head of the queue if the miss
     /// fits in addition to the head.
-    fn pass_head(&self, class: Class) -> Result<u64, Refusal> {
+    fn overtake_head(&self, class: Class) -> Result<u64, Refusal> {
         self.tick_if_overdue();
         self.evict_over_limit(None);
         if !self.has_waiters() {
@@ -176,18 +177,19 @@ impl PoolCore {
         let share_bytes = used_bytes.saturating_add(budget.room_for(max_bytes.saturating_sub(used_bytes)));
         let lost_bytes = self.counters.user_memory_bytes.get() + self.counters.quarantined_bytes.get();
         let most_bytes = max_bytes.min(share_bytes).saturating_sub(lost_bytes);
-        let pass = self.waiters.try_pass(|first| (supply.room_to_pass(first, most_bytes), supply.bytes_to_pass(class)));
-        pass.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
+        let needed_bytes = supply.bytes_to_overtake(class);
+        let overtaken = self.waiters.try_overtake(|first| (supply.room_to_overtake(first, most_bytes), needed_bytes));
+        overtaken.map_err(|(waiting, first_bytes)| Refusal::Queued { level: LimitLevel::Pool, waiting, first_bytes })
     }
 
-    fn record_failed_attempt(&self, error: &AttemptError, calls: SlowCalls) {
+    fn record_failed_attempt(&self, error: &AttemptError, calls: AllowedCalls) {
         let AttemptError::Refused(refusal) = error else { return };
         let by_source = matches!(refusal, Refusal::Source(_));
         if by_source {
             self.backoff.record_refusal(self.time.read_us());
             self.watch_device();
         }
-        if by_source || !matches!(calls, SlowCalls::RetryWithoutAcquire(..)) {
+        if by_source || calls != AllowedCalls::NoAcquire {
             // Relaxed: a statistic.
             self.diagnosis.is_by_source.store(by_source, Ordering::Relaxed);
         }
@@ -199,8 +201,8 @@ impl PoolCore {
         let &BlockRequest { len, class, .. } = request;
         let could_hold = self.memory.supply.could_hold(class);
         // A request that can never be served is not a sign of a shortage.
-        let servable = could_hold || self.memory.could_be_pageable(class);
-        let may_wait = servable && !wait.is_zero() && self.end_reason.get().is_none();
+        let servable = !self.is_closed() && (could_hold || self.memory.could_be_pageable(class));
+        let may_wait = servable && !wait.is_zero() && !self.has_ended();
         if servable {
             self.count_short_request(class);
             // A full pool is an ordinary event if the request can wait for room, and is logged as such.
@@ -281,7 +283,7 @@ impl PoolCore {
     /// reuses no blocks: it has ended, or its limit on idle buffers is 0.
     pub(super) fn offer_to_head(&self, block: Block) -> Option<Block> {
         // Under a limit of 0 no buffer is used twice.
-        if !self.has_waiters() || self.end_reason.get().is_some() || self.config.pool_size_limit == 0 {
+        if !self.has_waiters() || self.has_ended() || self.config.pool_size_limit == 0 {
             return Some(block);
         }
         let class = block.class();

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::{Block, BlockRequest, PoolCore, Purpose};
 use crate::config::Limit;
-use crate::engine::memory::{PoolView, Refusal, SlowCalls};
+use crate::engine::memory::{AllowedCalls, PoolView, Refusal};
 use crate::engine::wait_queue::deadline;
 use crate::error;
 use crate::in_flight::QueryScope;
@@ -224,12 +224,11 @@ impl PoolCore {
     }
 
     /// Lets the other pools of the process release idle memory for a request that was refused with `refusal`. Returns whether
-    /// the request has room now. If `calls` permits no slow call, nothing is released, and the result is whether the request
-    /// may have room after such a release. Always false for [`SlowCalls::RetryWithoutAcquire`]. The call may be slow.
-    pub(super) fn reclaim_from_other_pools(&self, refusal: &Refusal, calls: SlowCalls) -> bool {
-        let shared = refusal.by_shared_limit().filter(|_| !matches!(calls, SlowCalls::RetryWithoutAcquire(..)));
-        shared
-            .is_some_and(|shortfall| calls == SlowCalls::Forbidden || self.memory.budget.reclaim_from_others(shortfall))
+    /// the request has room now. If `calls` is `None`, nothing is released, and the result is whether the request
+    /// may have room after such a release. Always false for [`AllowedCalls::NoAcquire`]. The call may be slow.
+    pub(super) fn reclaim_from_other_pools(&self, refusal: &Refusal, calls: AllowedCalls) -> bool {
+        let shared = refusal.by_shared_limit().filter(|_| calls != AllowedCalls::NoAcquire);
+        shared.is_some_and(|shortfall| calls == AllowedCalls::None || self.memory.budget.reclaim_from_others(shortfall))
     }
 
     /// Releases idle memory while other members of the shared limit lack memory.
@@ -246,7 +245,7 @@ impl PoolCore {
     /// Reports the idle bytes to the shared limit of the host, if there is one.
     pub(super) fn publish_idle(&self) {
         if let Some(host) = self.memory.budget.shared_limit() {
-            host.publish_idle(self.memory.supply.idle_bytes(self));
+            host.publish_idle(self.memory.supply.unused_bytes(self));
         }
     }
 

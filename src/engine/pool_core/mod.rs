@@ -106,8 +106,8 @@ pub(crate) struct PoolCore {
     classes: Classes,
     memory: Memory,
     recorder: Option<Arc<dyn Recorder>>,
-    /// The reason that no block is kept and no request is served any more: the device was reset, or the pool is closed.
-    end_reason: OnceLock<SourceError>,
+    /// The error of all requests once the device was reset. No block is kept any more.
+    device_lost: OnceLock<SourceError>,
     pub(super) in_flight: InFlight<Block>,
     waiters: WaitQueue<Self>,
     time: Timekeeper,
@@ -157,13 +157,14 @@ impl PoolCore {
             classes: Classes::default(),
             memory,
             recorder,
-            end_reason: OnceLock::new(),
+            device_lost: OnceLock::new(),
             in_flight: InFlight::new(),
             waiters: WaitQueue::new(!cfg!(miri) && !time.is_manual()),
             time,
             // Not under Miri, which reports a thread that does not end as a leak. The wait queue starts no thread there for the
             // same reason.
-            thread: config.uses_maintenance_thread().then(MaintenanceThread::of_process),
+            thread: (config.code_only.maintenance_thread != Some(false) && !cfg!(miri))
+                .then(MaintenanceThread::of_process),
             slow_path_flag: SlowPathFlag::default(),
             wanted_of_shared_limit: Want::default(),
             making_room: Mutex::default(),
@@ -247,6 +248,11 @@ impl PoolCore {
         self.is_closed.load(Ordering::Relaxed)
     }
 
+    /// Returns whether no block is kept and no request is served any more: the device was reset, or the pool is closed.
+    fn has_ended(&self) -> bool {
+        self.is_closed() || self.device_lost.get().is_some()
+    }
+
     #[cold]
     fn forked_error(&self) -> Error {
         ErrorKind::Forked { parent: self.process, child: std::process::id() }.into()
@@ -260,7 +266,7 @@ impl PoolCore {
     /// Returns the calling thread's shard, if this pool may use the fast path.
     pub(super) fn fast_shard(&self) -> Option<&Shard<BlockBody<Self>>> {
         // Only the slow paths zero blocks, record events and draw samples.
-        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.extra.call_stacks > 0;
+        let needs_slow = self.config.zero || self.recorder().is_some() || self.config.code_only.call_stacks > 0;
         if needs_slow { None } else { Some(self.idle.cache.as_ref()?.own_shard()) }
     }
 

@@ -69,7 +69,7 @@ impl PoolCore {
         let partition = Arc::new_cyclic(|partition: &Weak<PartitionCore>| PartitionCore {
             name: self.name().map_or_else(|| name.to_owned(), |pool| format!("{pool}/{name}")),
             number: PoolLog::next_number(),
-            budget: Budget::of_partition(max_bytes, partition.clone()),
+            budget: Budget::for_partition(max_bytes, partition.clone()),
             waiters: WaitQueue::new(!cfg!(miri) && !self.time.is_manual()),
             is_closed: AtomicBool::new(false),
             hits: Counter::default(),
@@ -174,7 +174,7 @@ impl PartitionCore {
         if self.is_closed() {
             return ErrorKind::Closed.into();
         }
-        let refusal = self.core.end_reason.get().cloned().map_or(refusal, Refusal::Source);
+        let refusal = self.core.device_lost.get().cloned().map_or(refusal, Refusal::Source);
         let error = self.core.refusal_error(request, refusal, Purpose::Request);
         self.core.record_outcome(&Err::<Block, _>(()), request, None);
         error
@@ -231,7 +231,7 @@ impl Server for PartitionCore {
         Ok(self.budget.claim(self.core.memory.supply.block_bytes(waiter.class))?)
     }
 
-    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
+    fn finish_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, claim: Option<Claim>) -> Result<Claim> {
         let request = ticket.request();
         self.core.log.waited(request.len as u64, ticket.age(), claim.is_some());
         claim.ok_or_else(|| {
@@ -248,7 +248,7 @@ impl Server for PartitionCore {
     }
 
     fn is_hopeless(&self, refusal: Option<&Refusal>) -> bool {
-        self.is_closed() || self.core.end_reason.get().is_some() || refusal.is_some_and(Refusal::is_too_large)
+        self.is_closed() || self.core.has_ended() || refusal.is_some_and(Refusal::is_too_large)
     }
 
     fn count_wait(&self, waited: Duration) {

@@ -6,7 +6,7 @@ use crate::in_flight::QueryScope;
 use crate::stats::EvictionReason;
 
 impl PoolView for PoolCore {
-    fn idle_bytes(&self) -> u64 {
+    fn idle_buffer_bytes(&self) -> u64 {
         self.idle.bytes()
     }
 

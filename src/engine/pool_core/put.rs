@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::fast_path::BorrowedReference;
 use super::{Block, PoolCore};
-use crate::backend::{BuiltInSource, SourceError};
+use crate::backend::BuiltInSource;
 use crate::copy::CopyEndListener;
 use crate::engine::block::BlockBody;
 use crate::engine::cache::{Eviction, Victims};
@@ -95,7 +95,7 @@ impl PoolCore {
         if self.config.zero && block.memory().adopted().is_none() {
             // If the device was reset, the memory may no longer be mapped.
             self.watch_device();
-            if self.end_reason.get().is_none() {
+            if !self.has_ended() {
                 self.memory.source().while_mapped(&mut || block.zero());
             }
         }
@@ -105,7 +105,7 @@ impl PoolCore {
         block.make_fast_path(self.generation.number());
         if self.has_waiters() {
             self.mark_return_during_wait();
-            self.waiters.end_pass(block.passed_head(), self.memory.supply.bytes_to_pass(block.class()));
+            self.waiters.end_overtaking(block.overtaken_head(), self.memory.supply.bytes_to_overtake(block.class()));
         }
         let Some(block) = self.give_block_for_others(block).and_then(|block| self.offer_to_head(block)) else {
             return;
@@ -229,10 +229,10 @@ impl PoolCore {
         self.tear_down_if_unused();
     }
 
-    /// Queries at most `most` failed fences again. Reuses blocks with completed copies, leaks blocks with fences that can no
+    /// Queries at most `max_items` failed fences again. Reuses blocks with completed copies, leaks blocks with fences that can no
     /// longer answer, and repeats refused releases.
-    pub(super) fn retry_failures(&self, most: usize) {
-        let (recovered, lost) = self.in_flight.query_quarantined(most);
+    pub(super) fn retry_failures(&self, max_items: usize) {
+        let (recovered, lost) = self.in_flight.query_quarantined(max_items);
         lost.into_iter().for_each(|block| self.leak_block(block));
         self.recover(recovered);
         if !self.would_release_wait() {
@@ -353,7 +353,6 @@ impl PoolCore {
     /// Makes waiting and later requests fail. Releases idle blocks now, and other blocks when they are returned.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        let _earlier = self.end_reason.set(SourceError::new("the request", "the pool is closed"));
         // Before the releases, which may wait for the device.
         self.waiters.wake_all();
         self.live_partitions().iter().for_each(|partition| partition.close());
@@ -374,7 +373,7 @@ impl PoolCore {
     /// Returns whether nothing is in flight any more.
     fn await_copies(&self) -> bool {
         let begun = Instant::now();
-        let patience = self.config.extra.end_wait.unwrap_or(END_WAIT);
+        let patience = self.config.code_only.copies_wait.unwrap_or(END_WAIT);
         // Short copies complete soon; waiting for a stuck copy should not keep a processor busy.
         let mut pause = Duration::from_micros(20);
         let (mut left, mut last) = (self.in_flight.count(), begun);
@@ -412,7 +411,7 @@ impl PoolCore {
             let bytes = abandoned.iter().map(|block| block.memory().held_bytes()).sum();
             self.log.end_in_flight(abandoned.len() as u64, bytes, begun.elapsed());
         }
-        // Never freed on a guess (core-I2).
+        // Leaked, since a device may still use the memory (core-I2).
         abandoned.into_iter().for_each(leaked::leak);
         // A release that waits for the device would wait for a stuck copy. An arena checks this itself, and logs it.
         let would_release_wait = self.memory.quarantined.get() > 0 && self.memory.source().blocks_on_release();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::get::CALL_PATIENCE;
 use super::{Block, BlockRequest, PoolCore};
-use crate::engine::memory::{AttemptError, Refusal, SlowCalls};
+use crate::engine::memory::{AllowedCalls, AttemptError, Refusal, Rules};
 use crate::engine::meter::nanos;
 use crate::engine::wait_queue::{Server, WaitQueue, WaitTicket, Waiter};
 use crate::error::{Result, Retry};
@@ -43,9 +43,8 @@ impl Server for PoolCore {
             return Ok(block);
         }
         let Some(refused) = waiter.refusal() else {
-            // The request is deferred: its first attempt, without calls, has counted the miss.
-            let calls = SlowCalls::Retry(waiter.begun + CALL_PATIENCE);
-            return self.attempt(&waiter.request, calls).map_err(expect_refusal);
+            let rules = Rules::retry(waiter.begun + CALL_PATIENCE);
+            return self.attempt(&waiter.request, rules).map_err(expect_refusal);
         };
         if !self.memory.supply.could_hold(class) {
             let mut over = self.memory.budget.refusal(self.memory.supply.block_bytes(class));
@@ -56,20 +55,22 @@ impl Server for PoolCore {
         let begun = Instant::now();
         // If nothing can serve the request any more, it fails with the refusal of a new call, not with an earlier refusal.
         let is_last = !self.is_closed() && self.is_hopeless(Some(&refused));
+        let rules = Rules::retry(until);
         let acquired = if self.backoff.is_early(&refused, self.time.read_us()) && !is_last {
             // This search does not request memory from the source and may stop without a refusal, so the earlier refusal
             // remains.
-            self.search(class, SlowCalls::RetryWithoutAcquire(until), 0).map_err(|_| refused)
+            self.search(class, Rules { calls: AllowedCalls::NoAcquire, ..rules }, 0).map_err(|_| refused)
         } else {
-            let attempt = || self.search(class, SlowCalls::FirstAttempt(until), 0).map_err(expect_refusal);
-            match attempt() {
-                Err(refusal) if self.publish_demand(&refusal, class) => attempt(),
+            let attempt = |rules| self.search(class, rules, 0).map_err(expect_refusal);
+            // The first search of a request counts the miss. A request behind others has not searched yet.
+            match attempt(Rules { counts_miss: matches!(refused, Refusal::Queued { .. }), ..rules }) {
+                Err(refusal) if self.publish_demand(&refusal, class) => attempt(rules),
                 acquired => acquired,
             }
         };
         self.diagnosis.calls_while_waiting_ns.fetch_add(nanos(begun.elapsed()), Ordering::Relaxed);
         // A served request has no demand any more, and the next head publishes its own demand. If no request waits, this
-        // request has ended meanwhile.
+        // request has ended during the search.
         if acquired.is_ok() || !self.has_waiters() {
             self.clear_demand();
         }
@@ -80,7 +81,7 @@ impl Server for PoolCore {
         self.count_refusal(&waiter.request, waiter.wait, refusal)
     }
 
-    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
+    fn finish_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Block>) -> Result<Block> {
         let (request, waiter, refusal) = (ticket.request(), &ticket.waiter, ticket.waiter.refusal());
         let mut timed_out = false;
         if let Some((waited, refusal)) = ticket.waited().zip(refusal.as_ref()) {
@@ -113,7 +114,7 @@ impl Server for PoolCore {
         let Some(Refusal::Source(error)) = refusal else {
             return self.is_closed() || refusal.is_some_and(Refusal::is_too_large);
         };
-        self.is_closed() || self.end_reason.get().is_some() || !self.memory.may_recover(error)
+        self.has_ended() || !self.memory.may_recover(error)
     }
 
     fn on_handover_taken(&self) {

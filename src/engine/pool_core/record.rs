@@ -93,7 +93,7 @@ impl PoolCore {
 
     /// Records the holder of `block` under its tag, and its call stack if this request is sampled.
     pub(crate) fn record_holder(&self, block: &mut Block, request: &BlockRequest) {
-        let sampled = is_sampled(self.config.extra.call_stacks);
+        let sampled = is_sampled(self.config.code_only.call_stacks);
         let tag = request.tag.as_ref().or_else(|| sampled.then_some(&self.holders.untagged));
         let Some(tag) = tag else { return };
         let stack = sampled.then(|| Arc::new(CallStack::here()));

@@ -95,8 +95,7 @@ impl PoolCore {
             return Vec::new();
         }
         let mut holders = self.holders.sums(self.time.coarse_us());
-        let (buffers, bytes) =
-            holders.iter().fold((0, 0), |sum, holder| (sum.0 + holder.buffers, sum.1 + holder.bytes));
+        let (buffers, bytes) = holders.iter().fold((0, 0), |sum, held| (sum.0 + held.buffers, sum.1 + held.bytes));
         // Saturating: buffers come and go between the two readings.
         holders.extend(Holder::untagged(
             UNTAGGED,
@@ -230,11 +229,10 @@ impl PoolCore {
         let waited = stats.requests.wait_time.total() + current_waits;
         let copies = stats.copies.time.count() + stats.copies.in_flight;
         let limit = self.memory.limit_name(LimitLevel::Pool);
-        let has_limit =
-            limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
+        let limited = limit != "PINPOOL_MAX_BYTES" || stats.limits.max_bytes.is_some() || stats.limits.shared.is_some();
         let nanos = |calls: &CallStats| meter::nanos(calls.time.total());
         let MemoryStats { pin, unpin, remap, .. } = &stats.memory;
-        let place = |tag: &str| if self.config.extra.call_stacks > 0 { self.holders.place(tag) } else { None };
+        let place = |tag: &str| if self.config.code_only.call_stacks > 0 { self.holders.place(tag) } else { None };
         let tag_use = |holder: &Holder| TagUse { place: place(&holder.tag), ..holder.tag_use() };
         let classes = if direct { self.class_stats() } else { Vec::new() };
         Snapshot {
@@ -257,8 +255,8 @@ impl PoolCore {
             pinning_ns: nanos(pin) + nanos(unpin),
             moving_ns: nanos(remap),
             needed_bytes,
-            set_in_code: self.config.extra.set_in_code.join(" "),
-            limit: has_limit.then_some(limit.into()),
+            set_in_code: self.config.code_only.set_in_code.join(" "),
+            limit: limited.then_some(limit.into()),
             others_bytes: stats.limits.shared.as_ref().map(|shared| shared.held_bytes.saturating_sub(shared.own_bytes)),
             // Under `adaptive` an eviction returns memory to the arena and makes no driver call.
             pool_size_limit: direct.then_some(stats.limits.pool_size_limit),

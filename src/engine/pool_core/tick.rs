@@ -113,7 +113,7 @@ impl PoolCore {
     /// Reads the clock and returns the time. Does what is due. If that is the task of the maintenance thread or of the
     /// caller of `maintain`, does it only if they are late by [`LATE_US`].
     pub(super) fn tick_if_overdue(&self) -> u64 {
-        let maintained = self.thread.is_some() || self.config.extra.maintained_by_caller;
+        let maintained = self.thread.is_some() || self.config.code_only.maintained_by_caller;
         self.tick_after(if maintained { LATE_US } else { 0 })
     }
 
@@ -205,9 +205,9 @@ impl PoolCore {
     /// the device. The call may be slow.
     pub(super) fn watch_device(&self) {
         let source = self.memory.source();
-        if self.end_reason.get().is_none()
+        if !self.has_ended()
             && let Some(why) = source.device_lost()
-            && self.end_reason.set(why.clone()).is_ok()
+            && self.device_lost.set(why.clone()).is_ok()
         {
             self.evict_all(self.idle.stop_keeping(), EvictionReason::Other);
             self.log.device_lost(&why);

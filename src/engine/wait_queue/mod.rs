@@ -5,15 +5,16 @@
 //!           [second] [third] ...    timed out, cancelled, unwound ──▶ leaves, wakes the next
 //! ```
 //!
-//! While a request waits,
-//! - a returned buffer of the head's class is handed to the head. A buffer of another class does not become idle; its memory
-//!   makes room for the head,
-//! - a buffer that was idle before the queue formed may serve one more hit of its class,
-//! - a request that finds no idle buffer joins the queue. It may pass the head only if it fits in addition to the head: all
-//!   bytes that have passed the head and are not yet returned must fit into the room that the limit leaves next to the head's
+//! While a request waits:
+//!
+//! - A returned buffer of the head's class is handed to the head. A buffer of another class does not become idle; its memory
+//!   makes room for the head.
+//! - A buffer that was idle before the queue formed may serve one more hit of its class.
+//! - A request that finds no idle buffer joins the queue. It may overtake the head only if it fits in addition to the head: all
+//!   bytes that have overtaken the head and are not yet returned must fit into the room that the limit leaves next to the head's
 //!   request. So the head is served, at the latest, when all buffers that were in use or idle when it became the head have been
-//!   returned,
-//! - of the waiting requests, only the head searches for memory, so small requests cannot overtake a large request forever.
+//!   returned.
+//! - Of the waiting requests, only the head searches for memory, so small requests cannot overtake a large request forever.
 //!
 //! A waiting thread searches for memory itself. The thread `pinpool-get` searches for tasks: the first waiting task starts it,
 //! and it ends when no task waits. A task that needs a driver call first is *deferred*: the thread makes the first
@@ -76,9 +77,9 @@ pub(crate) trait Server: Sized + Send + Sync + 'static {
         true
     }
 
-    /// Finishes a request that has stopped waiting. Returns `served` if present, and otherwise a substitute, such as pageable
+    /// Finishes a request that has stopped waiting. Returns `item` if present, and otherwise a substitute, such as pageable
     /// memory, or an error.
-    fn end_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, served: Option<Self::Item>) -> crate::Result<Self::Item>;
+    fn finish_wait(self: &Arc<Self>, ticket: &WaitTicket<Self>, item: Option<Self::Item>) -> crate::Result<Self::Item>;
 
     /// Takes back an item that its request cannot use any more: the request was dropped, or another item serves it.
     fn return_unused(&self, _item: Self::Item) {}
@@ -113,8 +114,8 @@ struct QueueState<S: Server> {
     waiters: VecDeque<(u64, Arc<Waiter<S>>)>,
     /// Number of requests that have ever joined: a statistic, and the number of the last request that joined.
     joined: u64,
-    /// Bytes that passed the head and have not been returned.
-    passed_bytes: u64,
+    /// Bytes that overtook the head and have not been returned.
+    overtaking_bytes: u64,
     /// Tasks that wait for the thread to make their first attempt.
     deferred: VecDeque<Arc<Waiter<S>>>,
     /// Whether the thread that serves tasks runs.
@@ -131,7 +132,7 @@ impl<S: Server> WaitQueue<S> {
             state: Mutex::new(QueueState {
                 waiters: VecDeque::new(),
                 joined: 0,
-                passed_bytes: 0,
+                overtaking_bytes: 0,
                 deferred: VecDeque::new(),
                 has_thread: false,
                 is_woken: false,
@@ -191,8 +192,8 @@ impl<S: Server> WaitQueue<S> {
         }
         let mut next = None;
         if head != head_before {
-            // Buffers of requests that passed the previous head are in use like any others for the new head.
-            state.passed_bytes = 0;
+            // Buffers of requests that overtook the previous head are in use like any others for the new head.
+            state.overtaking_bytes = 0;
             next = state.head().filter(|_| head_before.is_some()).cloned();
         }
         drop(state);
@@ -221,7 +222,7 @@ impl<S: Server> WaitQueue<S> {
         has_thread
     }
 
-    /// Appends `waiter` to the queue, unless its wait has ended meanwhile.
+    /// Appends `waiter` to the queue, unless its wait has already ended.
     fn join(&self, server: &S, waiter: &Arc<Waiter<S>>) {
         self.change(server, |state| {
             state.deferred.retain(|other| !Arc::ptr_eq(other, waiter));
@@ -257,7 +258,7 @@ impl<S: Server> WaitQueue<S> {
         }
         let searched = is_deferred || self.is_head(server, waiter);
         if searched {
-            // A short time, so that the request soon finds an item that it is handed meanwhile.
+            // A short time, so that the request soon finds an item that it is handed during the sleep.
             let longest = server.longest_sleep(waiter.polls_since()).max(SEARCH_TIME_MIN);
             match server.serve(waiter, waiter.deadline.min(Instant::now() + longest)) {
                 Ok(item) => return self.end(server, waiter, Some(item)),
@@ -327,7 +328,7 @@ impl<S: Server> WaitQueue<S> {
                 return;
             }
             let is_deferred = !state.deferred.is_empty();
-            // Alternates: deferred tasks that pass the head must not keep it from being served.
+            // Alternates: deferred tasks that overtake the head must not keep it from being served.
             for_head = !for_head;
             let (head, first) = (state.head().filter(|head| head.is_task()), state.deferred.front());
             let task = if for_head { head.or(first) } else { first.or(head) }.cloned();
@@ -381,24 +382,24 @@ impl<S: Server> WaitQueue<S> {
         item
     }
 
-    /// Permits a request to search for memory. Returns 0 if no request waits, or the number of the head if the request passes
+    /// Permits a request to search for memory. Returns 0 if no request waits, or the number of the head if the request overtakes
     /// it. Given the class of the head, `bytes_next_to` returns the bytes that the limit leaves next to the head, and the bytes
     /// that the request needs. Otherwise fails with the number of waiting requests and the bytes of the head.
-    pub(super) fn try_pass(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
+    pub(super) fn try_overtake(&self, bytes_next_to: impl FnOnce(Class) -> (u64, u64)) -> Result<u64, (u64, u64)> {
         let mut state = self.state.lock();
         let Some(&(number, ref head)) = state.waiters.front() else { return Ok(0) };
         let (room_bytes, needed_bytes) = bytes_next_to(head.class);
         let behind = (state.waiters.len() as u64, head.class.bytes as u64);
-        let passed_bytes = state.passed_bytes.checked_add(needed_bytes);
-        state.passed_bytes = passed_bytes.filter(|&sum| needed_bytes > 0 && sum <= room_bytes).ok_or(behind)?;
+        let overtaking_bytes = state.overtaking_bytes.checked_add(needed_bytes);
+        state.overtaking_bytes = overtaking_bytes.filter(|&sum| needed_bytes > 0 && sum <= room_bytes).ok_or(behind)?;
         Ok(number)
     }
 
-    /// Ends the pass of a request for `bytes` that `passed` a head: the request found no memory, or has returned its buffer.
-    pub(super) fn end_pass(&self, passed: u64, bytes: u64) {
+    /// Ends the overtaking of a request for `bytes` that has overtaken the head `overtaken`: the request found no memory, or has returned its buffer.
+    pub(super) fn end_overtaking(&self, overtaken: u64, bytes: u64) {
         let mut state = self.state.lock();
-        if state.head_number() == Some(passed) {
-            state.passed_bytes = state.passed_bytes.saturating_sub(bytes);
+        if state.head_number() == Some(overtaken) {
+            state.overtaking_bytes = state.overtaking_bytes.saturating_sub(bytes);
         }
     }
 

@@ -79,7 +79,7 @@ impl Server for ModelPool {
         self.take().ok_or(())
     }
 
-    fn end_wait(self: &Arc<Self>, _: &WaitTicket<Self>, served: Option<()>) -> crate::Result<()> {
+    fn finish_wait(self: &Arc<Self>, _: &WaitTicket<Self>, served: Option<()>) -> crate::Result<()> {
         served.ok_or_else(|| crate::error::ErrorKind::Closed.into())
     }
 

@@ -69,7 +69,7 @@ impl Server for TestPool {
         self.idle.lock().pop().ok_or("nothing is idle")
     }
 
-    fn end_wait(self: &Arc<Self>, _: &WaitTicket<Self>, served: Option<u32>) -> crate::Result<u32> {
+    fn finish_wait(self: &Arc<Self>, _: &WaitTicket<Self>, served: Option<u32>) -> crate::Result<u32> {
         served.ok_or_else(|| crate::error::ErrorKind::Closed.into())
     }
 
@@ -243,7 +243,7 @@ fn only_the_head_searches_for_memory() {
 #[test]
 fn requests_pass_the_head_within_the_room_next_to_it() {
     let pool = TestPool::new();
-    let pass = |needed_bytes| pool.queue.try_pass(|_| (10, needed_bytes));
+    let pass = |needed_bytes| pool.queue.try_overtake(|_| (10, needed_bytes));
     assert_eq!(pass(4), Ok(0), "no request waits");
     let first = join(&pool, LONG);
     let second = join_task(&pool, OTHER, LONG);
@@ -251,18 +251,18 @@ fn requests_pass_the_head_within_the_room_next_to_it() {
     assert_eq!((number, pass(6)), (1, Ok(1)));
     assert_eq!(pass(1), Err((2, 4096)));
     // A pass ends with the return of the buffer, or because there was no memory.
-    pool.queue.end_pass(number, 4);
+    pool.queue.end_overtaking(number, 4);
     assert_eq!(pass(4), Ok(1));
-    pool.queue.end_pass(number, 6);
+    pool.queue.end_overtaking(number, 6);
     assert!(pass(7).is_err());
     assert_eq!(pass(6), Ok(1));
     assert!(pass(0).is_err(), "this request may not pass");
     drop(join_task(&pool, OTHER, LONG));
     assert!(pass(1).is_err(), "a request behind the head has left");
     drop(first);
-    assert_eq!(pass(10), Ok(2), "a new head: bytes that passed the old head count as held");
-    pool.queue.end_pass(number, 4);
-    assert!(pass(1).is_err(), "it passed another head");
+    assert_eq!(pass(10), Ok(2), "a new head: bytes that overtook the old head count as held");
+    pool.queue.end_overtaking(number, 4);
+    assert!(pass(1).is_err(), "it overtook another head");
     drop(second);
 }
 

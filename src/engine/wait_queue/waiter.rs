@@ -169,7 +169,7 @@ impl<S: Server> FirstAttempt<S> {
     pub(crate) fn wait(self) -> Result<S::Item> {
         match self {
             Self::Served(item) => Ok(item),
-            Self::Waiting(ticket) => ticket.server.end_wait(&ticket, ticket.wait()),
+            Self::Waiting(ticket) => ticket.server.finish_wait(&ticket, ticket.wait()),
         }
     }
 }
@@ -266,7 +266,7 @@ impl<S: Server> WaitTicket<S> {
     /// Polls the request of a task until it is served or fails.
     pub(crate) fn poll_served(&mut self, context: &mut Context<'_>) -> Poll<Result<S::Item>> {
         let served = ready!(self.poll(context));
-        Poll::Ready(self.server.end_wait(self, served))
+        Poll::Ready(self.server.finish_wait(self, served))
     }
 
     fn take(&self) -> Option<S::Item> {

@@ -109,11 +109,8 @@ fn a_blocking_fence_delays_only_its_own_stream() {
 
 #[test]
 fn the_end_of_a_pool_does_not_wait_for_a_thread_in_a_fence() {
-    let pool = builder()
-        .maintenance_thread(true)
-        .unstable_settings(|extra| extra.end_wait = Some(Duration::from_millis(50)))
-        .build()
-        .unwrap();
+    let builder = builder().unstable_settings(|only| only.copies_wait = Some(Duration::from_millis(50)));
+    let pool = builder.maintenance_thread(true).build().unwrap();
     let (fence, entered, open) = blocking();
     pool.get(MIB).unwrap().release_after(&fence).unwrap();
     in_time(move || {

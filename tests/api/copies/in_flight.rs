@@ -198,7 +198,7 @@ fn the_last_buffer_closes_the_pool_when_its_copy_completes() {
 #[test]
 fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
     let source = faulty_heap();
-    let pool = two_buffers(&source).unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO)).build().unwrap();
+    let pool = two_buffers(&source).unstable_settings(|only| only.copies_wait = Some(Duration::ZERO)).build().unwrap();
     let (stuck, fine) = (SinkStream::new().unwrap(), SinkStream::new().unwrap());
     let (mut first, mut second) = (SinkMemory::new(100), SinkMemory::new(100));
     let gate = stuck.hold();
@@ -215,7 +215,7 @@ fn the_memory_of_a_copy_that_never_ends_is_kept_after_the_wait() {
 fn a_device_error_quarantines_the_buffer_without_a_wait() {
     let source = faulty_heap();
     // If the end of the pool waited, the test would time out.
-    let pool = two_buffers(&source).unstable_settings(|extra| extra.end_wait = Some(LONG)).build().unwrap();
+    let pool = two_buffers(&source).unstable_settings(|only| only.copies_wait = Some(LONG)).build().unwrap();
     let (stream, mut device, gate) = held_sink(100);
     let copy = filled(&pool, 100, 1).copy_to(&stream, &mut device).unwrap();
     stream.fail();

@@ -12,7 +12,7 @@ use crate::valid_stats::valid_stats;
 
 fn builder() -> PoolBuilder {
     let builder = over_sim(Limit::Auto).wait(Duration::ZERO);
-    builder.unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO))
+    builder.unstable_settings(|only| only.copies_wait = Some(Duration::ZERO))
 }
 
 fn both_presets(set: impl Fn(PoolBuilder) -> PoolBuilder) -> [Pool; 2] {
@@ -74,11 +74,8 @@ fn a_full_partition_may_get_pageable_memory_only_from_a_full_pool() {
 
 #[test]
 fn the_peak_of_a_partition_is_memory_that_was_there() {
-    let pool = builder()
-        .backend(Backend::Source(std::sync::Arc::new(pinpool_replay::SimSource::new(4 << 20))))
-        .max_bytes(1 << 50)
-        .build()
-        .unwrap();
+    let source = std::sync::Arc::new(pinpool_replay::SimSource::new(4 << 20));
+    let pool = builder().backend(Backend::Source(source)).max_bytes(1 << 50).build().unwrap();
     let eval = pool.open_partition("eval", 1 << 50).unwrap();
     assert!(eval.get(1 << 45).is_err());
     let stats = valid_stats(&eval);

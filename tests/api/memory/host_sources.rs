@@ -134,7 +134,7 @@ fn mlock_locks_the_pages_of_regions() {
         let (_, kib) = mappings().into_iter().find(|(addresses, _)| addresses.contains(&start)).unwrap();
         assert!(kib[2] >= 20);
         // SAFETY: acquired above, and no reference into the region exists.
-        unsafe { source.release(region) }.unwrap();
+        unsafe { source.release(&region) }.unwrap();
     }
 }
 

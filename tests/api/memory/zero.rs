@@ -87,12 +87,8 @@ fn a_copied_buffer_is_zeroed_after_its_copy() {
 
 #[test]
 fn memory_that_stands_in_for_a_full_pool_is_zero_too() {
-    let pool = builder(Backend::Heap, Preset::Adaptive)
-        .max_bytes(1 << 20)
-        .on_full(OnFull::Pageable)
-        .wait(std::time::Duration::ZERO)
-        .build()
-        .unwrap();
+    let builder = builder(Backend::Heap, Preset::Adaptive).max_bytes(1 << 20).on_full(OnFull::Pageable);
+    let pool = builder.wait(std::time::Duration::ZERO).build().unwrap();
     let _all = dirty(&pool, 1 << 20);
     (0..3).for_each(|_| assert!(dirty(&pool, 1 << 18).pinned_by().is_none()));
     assert_eq!(pool.stats().requests.pageable, 3);

@@ -1,7 +1,6 @@
 //! A forked child gets a clear error from its parent's pool and changes nothing in the parent.
+#![allow(unsafe_code)] // Attaches a worker to shared buffers.
 
-#[cfg(all(feature = "observe", target_os = "linux"))]
-use std::os::fd::AsFd;
 #[cfg(all(feature = "observe", target_os = "linux"))]
 use std::path::Path;
 #[cfg(all(feature = "observe", target_os = "linux"))]
@@ -192,11 +191,8 @@ fn children_use_their_own_pools_while_parent_threads_wait() {
 fn pool_with_everything(dir: &Path, ledger: &str) -> Pool {
     let own = |kind: &str| dir.join(format!("{}.{kind}", std::process::id()));
     let builder = heap().wait(Duration::from_secs(60));
-    let builder = builder
-        .max_bytes(64_u64 << 20)
-        .setting("PINPOOL_LEDGER", ledger)
-        .trace(own("trace"))
-        .setting("socket", own("sock").display());
+    let builder = builder.max_bytes(64_u64 << 20).setting("PINPOOL_LEDGER", ledger);
+    let builder = builder.trace(own("trace")).setting("socket", own("sock").display());
     builder.build().unwrap()
 }
 
@@ -209,7 +205,10 @@ fn use_everything(pool: &Pool) {
     drop(pool.open_partition("part", 8 << 20).unwrap().get(100_000).unwrap());
     assert!(pool.stats().requests.served > 0 && !pool.dump().to_string().is_empty());
     let shared = SharedPool::new(pool, 10_000, 2).unwrap();
-    let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    // SAFETY: both sides are this test, which changes the memory only through the crate.
+    let descriptor = unsafe { shared.descriptor() }.try_clone_to_owned().unwrap();
+    // SAFETY: as above.
+    let worker = unsafe { SharedWorker::attach(descriptor) }.unwrap();
     drop(shared.receive(&worker.get(100, Duration::from_secs(60)).unwrap().send(1).unwrap()).unwrap());
     pool.trim(0);
 }

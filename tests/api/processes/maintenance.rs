@@ -68,7 +68,7 @@ fn a_hanging_release_does_not_stop_maintenance_of_other_pools() {
     drop(hanging.get(2 * MIB).unwrap());
     gate.wait_for(1);
 
-    let other = heap().unstable_settings(|extra| extra.pressure = Some("/dev/null".into())).maintenance_thread(true);
+    let other = heap().unstable_settings(|only| only.pressure = Some("/dev/null".into())).maintenance_thread(true);
     let (other, clock) = with_manual_clock(other);
     drop(other.get(4096).unwrap());
     clock.advance_us(20_000_000);

@@ -88,7 +88,7 @@ fn a_childs_end_leaves_the_sockets_of_its_parent() {
             drop(pool.take());
             // Its own pool has a separate socket.
             let own = path.with_extension("child");
-            let pool = heap().socket(own.clone()).build().unwrap();
+            let pool = heap().socket(pinpool::StatsSocket::from(own.clone())).build().unwrap();
             assert!(first_line(&own).contains("\"pools\":[{"));
             drop(pool);
             assert!(!own.exists());

@@ -97,11 +97,8 @@ fn tasks_and_aligned_requests_carry_the_tag() {
 
 #[test]
 fn a_buffer_that_is_lost_is_nobodys() {
-    let pool = builder()
-        .unstable_settings(|extra| extra.end_wait = Some(Duration::ZERO))
-        .maintenance_thread(false)
-        .build()
-        .unwrap();
+    let builder = builder().unstable_settings(|only| only.copies_wait = Some(Duration::ZERO));
+    let pool = builder.maintenance_thread(false).build().unwrap();
     let (stream, mut device) = (SinkStream::new().unwrap(), SinkMemory::new(MIB));
     stream.fail();
     let _copy = pool.tagged("t").get(MIB).unwrap().copy_to(&stream, &mut device);

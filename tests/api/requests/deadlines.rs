@@ -49,7 +49,7 @@ fn a_request_does_not_wait_past_its_deadline_for_the_calls_of_another_thread() {
 #[test]
 fn severe_pressure_releases_only_memory_idle_at_its_start() {
     let pressure = PressureFile::new();
-    let under_pressure = over(faulty_sim(), 64 << 20).unstable_settings(|extra| extra.pressure = Some(pressure.path()));
+    let under_pressure = over(faulty_sim(), 64 << 20).unstable_settings(|only| only.pressure = Some(pressure.path()));
     let (pool, clock) = with_manual_clock(under_pressure);
     drop((0..50).map(|_| pool.get(4096).unwrap()).collect::<Vec<_>>());
     pressure.write(90.0, 90.0);

@@ -18,7 +18,7 @@ const PRESETS: [Preset; 2] = [Preset::Adaptive, Preset::TensorFlow];
 const LEN: usize = 5_000;
 
 fn builder(preset: Preset) -> PoolBuilder {
-    heap().preset(preset).unstable_settings(|extra| extra.pressure = Some("/dev/null".into()))
+    heap().preset(preset).unstable_settings(|only| only.pressure = Some("/dev/null".into()))
 }
 
 fn pool(preset: Preset) -> Pool {
@@ -247,12 +247,8 @@ fn counts_never_fall_and_the_limit_holds_while_threads_hit() {
 /// The second call of `maintain` comes before the next tick is due.
 #[test]
 fn maintain_enforces_the_limit_on_idle_buffers_that_other_threads_returned() {
-    let pool = builder(Preset::Adaptive)
-        .pool_size_limit(1)
-        .auto_resize(false)
-        .unstable_clock(ManualClock::default())
-        .build()
-        .unwrap();
+    let builder = builder(Preset::Adaptive).pool_size_limit(1).auto_resize(false);
+    let pool = builder.unstable_clock(ManualClock::default()).build().unwrap();
     let held: Vec<_> = (0..3).map(|_| pool.get(LEN).unwrap()).collect();
     pool.maintain();
     thread::scope(|scope| drop(scope.spawn(move || drop(held)).join()));

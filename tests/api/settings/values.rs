@@ -177,7 +177,8 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
         ("PINPOOL_IDLE_TIMEOUT", "none", |pool| pool.idle_timeout(None), "none"),
         ("PINPOOL_ON_FULL", "Pageable", |pool| pool.on_full(OnFull::Pageable), "pageable"),
         ("PINPOOL_RESERVE", "none", |pool| pool.reserve(0), "0B"),
-        ("PINPOOL_TRACE", "none", |pool| pool.setting("trace", "none"), "none"),
+        ("PINPOOL_TRACE", "none", |pool| pool.trace(None), "none"),
+        ("PINPOOL_SOCKET", "none", |pool| pool.socket(None), "none"),
         ("PINPOOL_LEDGER", "Auto", |pool| pool.ledger("Auto"), "auto"),
         ("PINPOOL_LEDGER", "train", |pool| pool.ledger("train".to_owned()), "train"),
     ];
@@ -222,9 +223,9 @@ fn a_value_means_the_same_as_a_variable_as_text_and_in_code() {
 #[cfg(feature = "observe")]
 fn a_path_is_set_as_it_is() {
     let text = |builder: PoolBuilder, name| builder.unstable_config().unwrap().value_of(name);
-    assert_eq!(text(heap().trace("t.gz"), "PINPOOL_TRACE"), "t.gz");
+    assert_eq!(text(heap().trace(std::path::PathBuf::from("t.gz")), "PINPOOL_TRACE"), "t.gz");
     for (path, shown) in [("/tmp/s", "/tmp/s"), ("./1", "./1"), ("1", "./1"), ("none", "./none"), ("x", "./x")] {
-        assert_eq!(text(heap().socket(path), "PINPOOL_SOCKET"), shown);
+        assert_eq!(text(heap().socket(pinpool::StatsSocket::from(path)), "PINPOOL_SOCKET"), shown);
     }
     let [word, _] = from_text("PINPOOL_SOCKET", "x");
     assert!(word.unwrap_err().starts_with("PINPOOL_SOCKET=x: not a path with a slash, 1, or none; correct it"));

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Such a file for `ExtraSettings::pressure`, and its folder.
+/// Such a file for `CodeOnlySettings::pressure`, and its folder.
 #[derive(Debug)]
 pub struct PressureFile(tempfile::TempDir);
 

@@ -45,9 +45,9 @@ fn a_request_at_the_limit_times_out_and_reports_usage() {
     let pool = open("backend=heap; max_bytes=4MiB; on_full=error; wait=1h");
     let held = get(pool, 4 << 20).unwrap();
     let waits = |timeout_ms| get_with(pool, 4 << 20, pp_request_options { timeout_ms, ..OPTIONS });
-    for timeout_ms in [0, 1] {
+    for (timeout_ms, status) in [(0, pp_status::PP_OVER_LIMIT), (1, pp_status::PP_TIMED_OUT)] {
         let (code, text) = waits(timeout_ms).unwrap_err();
-        assert_eq!(code, pp_status::PP_OVER_LIMIT);
+        assert_eq!(code, status);
         assert!(text.contains("held 4.0MiB") && text.contains("PINPOOL_MAX_BYTES"), "{text}");
     }
     put(pool, held).unwrap();
@@ -194,12 +194,12 @@ fn every_status_has_its_name() {
     let all = all! {
         PP_OK PP_INVALID_ARGUMENT PP_INVALID_SETTING PP_UNKNOWN_POINTER PP_UNKNOWN_POOL PP_OVER_LIMIT PP_NONE_IDLE
         PP_MEMORY_REFUSED PP_DEVICE_FAILED PP_FORKED PP_INTERNAL PP_UNAVAILABLE PP_STREAM_CAPTURING PP_INVALID_HANDLE
-        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_CLOSED PP_BUFFER_LOST PP_DEVICE_RESET
+        PP_TOO_MANY_POOLS PP_LOGGER_SET PP_CLOSED PP_BUFFER_LOST PP_DEVICE_RESET PP_TIMED_OUT PP_REFUSED_BY_CAPTURE
     };
     for (number, (status, text)) in (0..).zip(all) {
         assert_eq!((status as i32, format!("{status:?}").as_str(), name(number)), (number, text, text));
     }
-    assert_eq!((name(19), name(-1)), ("unknown", "unknown"));
+    assert_eq!((name(21), name(-1)), ("unknown", "unknown"));
     // SAFETY: a static text.
     assert_eq!(unsafe { CStr::from_ptr(pp_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
 }

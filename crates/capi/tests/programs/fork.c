@@ -1,4 +1,4 @@
-/* Calls on the parent's pool return PP_FORKED in a child, which can open its own pool, also if threads of the parent use the
+/* Calls on the parent's pool return PP_FORKED in a child, which can open its own pool, even if threads of the parent use the
  * pool, wait in it, or search the tables of all pools during the fork. */
 #define _POSIX_C_SOURCE 200809L
 #include <pinpool.h>
@@ -45,7 +45,7 @@ static void *use(void *pool)
     return NULL;
 }
 
-/* Returns an unknown buffer, which locks the tables of all pools, also of a pool that is destroyed. */
+/* Returns an unknown buffer, which locks the tables of all pools, including a destroyed pool. */
 static void *search(void *pool)
 {
     while (!is_over)

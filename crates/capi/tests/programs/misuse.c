@@ -91,6 +91,18 @@ static void null_arguments(pp_pool *pool)
     pp_string_free(json);
 }
 
+/* After any other code, even of a later version, pp_put is not safe. */
+static void codes_for_put(void)
+{
+    for (int code = 0; code < 32; code++) {
+        const pp_status status = (pp_status)code;
+        const int is_safe = status == PP_UNAVAILABLE || status == PP_STREAM_CAPTURING || status == PP_INVALID_HANDLE ||
+                            status == PP_DEVICE_FAILED || status == PP_REFUSED_BY_CAPTURE;
+        if (PP_MAY_PUT_AFTER(status) != is_safe)
+            exit(11);
+    }
+}
+
 int main(void)
 {
     pp_pool *pool = NULL, *other = NULL;
@@ -125,6 +137,7 @@ int main(void)
 
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB; on_full=error", &pool), PP_OK, NULL);
     EXPECT(pp_pool_open("backend=heap; max_bytes=8MiB", &other), PP_OK, NULL);
+    codes_for_put();
     adopt(pool);
     null_arguments(pool);
     EXPECT(pp_get(pool, SIZE_MAX, &ptr), PP_INVALID_ARGUMENT, "a buffer holds at most");
@@ -149,7 +162,10 @@ int main(void)
     if ((uintptr_t)ptr % options.alignment != 0)
         return 6;
     options.tag = NULL;
-    EXPECT(pp_get_with(pool, 7 << 20, &options, &again), PP_OVER_LIMIT, "decode");
+    EXPECT(pp_get_with(pool, 7 << 20, &options, &again), PP_OVER_LIMIT, "decode"); /* without a wait */
+    options.timeout_ms = 1;
+    EXPECT(pp_get_with(pool, 7 << 20, &options, &again), PP_TIMED_OUT, "decode");
+    EXPECT(pp_get_with(pool, 16 << 20, &options, &again), PP_OVER_LIMIT, NULL); /* no wait helps */
     EXPECT(pp_put(pool, ptr), PP_OK, NULL);
 
     EXPECT(pp_get(pool, 100000, &ptr), PP_OK, NULL);

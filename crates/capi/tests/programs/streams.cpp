@@ -44,10 +44,10 @@ static void send(const pinpool::pool &pool, const pinpool::buffer &ahead, int nu
     check(static_cast<bool>(batch), "a record keeps the buffer");
     switch (number % 4) {
     case 0:
-        batch.set_stream(streams[1]); // The destructor or put() returns the buffer.
+        batch.set_stream(streams[1]); // The destructor or reset() returns the buffer.
         if (number % 8 == 0)
             return;
-        batch.put();
+        batch.reset();
         break;
     case 1:
         check(cuEventRecord(event, streams[1]) == 0, "cuEventRecord");
@@ -64,7 +64,7 @@ static void send(const pinpool::pool &pool, const pinpool::buffer &ahead, int nu
 }
 
 // Whether a call with a null stream is refused.
-template <typename Call> static bool is_refused(Call call, pp_status status = PP_DEVICE_FAILED)
+template <typename Call> static bool is_refused(Call call, pp_status status = PP_REFUSED_BY_CAPTURE)
 {
     try {
         call(static_cast<CUstream>(nullptr));
@@ -108,6 +108,27 @@ static void null_is_the_default_stream(const pinpool::pool &pool, CUcontext cont
     check(cuStreamDestroy_v2(capturing) == 0, "cuStreamDestroy");
 }
 
+// The memory of a buffer whose event was recorded in a capture is never reused, even if a second call succeeds.
+static void an_event_of_a_capture_is_refused()
+{
+    pinpool::pool pool("max_bytes=64MiB; maintenance_thread=0");
+    CUstream capturing;
+    CUevent event;
+    CUgraph_st *graph;
+    pinpool::buffer first = pool.get(batch_bytes, pinpool::host_only), second = pool.get(batch_bytes, pinpool::host_only);
+    const auto record = [&](CUstream) { first.record_event(event); };
+    const auto put_after = [&](CUstream) { second.put_after_event(event); };
+    check(cuStreamCreate(&capturing, 1) == 0 && cuStreamBeginCapture_v2(capturing, 0) == 0, "cuStreamBeginCapture");
+    check(cuEventCreate(&event, 2) == 0 && cuEventRecord(event, capturing) == 0, "cuEventRecord");
+    check(is_refused(record, PP_STREAM_CAPTURING) && is_refused(put_after, PP_STREAM_CAPTURING), "an event of a capture");
+    check(cuStreamEndCapture(capturing, &graph) == 0 && cuGraphDestroy(graph) == 0, "cuStreamEndCapture");
+    check(cuEventRecord(event, capturing) == 0 && !is_refused(record) && !is_refused(put_after), "no stream captures");
+    first.reset();
+    pool.maintain();
+    check(has(pool, "\"quarantined\":2"), "launches of the graph may use the memory");
+    check(cuEventDestroy_v2(event) == 0 && cuStreamDestroy_v2(capturing) == 0, "cuStreamDestroy");
+}
+
 // A buffer of a destroyed pool still waits for the work of both streams.
 static void a_buffer_outlives_its_pool(const CUdeviceptr (&targets)[2], const CUstream (&streams)[2])
 {
@@ -149,9 +170,10 @@ int main()
     }
     std::cout << batches << " batches arrived whole\n";
 
-    ahead.put();
+    ahead.reset();
     a_buffer_outlives_its_pool(targets, streams);
     null_is_the_default_stream(pool, context);
+    an_event_of_a_capture_is_refused();
     check(cuCtxSynchronize() == 0, "cuCtxSynchronize");
     pool.maintain();
     check(has(pool, "\"in_flight\":0"), "maintain detects completed copies");

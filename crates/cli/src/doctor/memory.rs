@@ -193,7 +193,7 @@ fn time_to_pin(source: &dyn Source, bytes: usize, config: &Config) -> Result<Dur
     let region = source.acquire_bulk(bytes, threads, &|_| {})?;
     let took = begun.elapsed();
     // SAFETY: `region` was acquired above from this source, and no reference into it was made.
-    unsafe { source.release(region) }.map(|()| took)
+    unsafe { source.release(&region) }.map(|()| took)
 }
 
 /// Returns the length of the sample: whole pages, and fewer if the limit or the available memory is small.

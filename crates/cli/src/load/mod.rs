@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use pinpool::unstable::config::text::{ParseError, parse_bytes, parse_duration};
 use pinpool::{PinnedBy, Pool};
 use pinpool_loader::{
-    Catalog, Destination, ListOptions, LoadOptions, LoadOutcome, LoadSummary, Loader, SinkDestination, StopFlag,
+    Catalog, Destination, ListOptions, LoadError, LoadOptions, LoadOutcome, LoadSummary, Loader, SinkDestination,
+    StopFlag,
 };
 use serde_json::json;
 
@@ -135,9 +136,9 @@ pub(crate) fn run(args: &LoadArgs, verbosity: Verbosity, terminal: &Terminal) ->
     let builder = set.builder().call_stacks(args.call_stacks);
     // The file in the environment's PINPOOL_TRACE may be the recording of another program, so the variable is ignored.
     let builder = match &args.record {
-        Some(path) => builder.trace(path),
+        Some(path) => builder.trace(path.clone()),
         None if set.pairs.iter().any(|(name, _)| name == "PINPOOL_TRACE") => builder,
-        None => builder.setting("trace", "none"),
+        None => builder.trace(None),
     };
     let pool = builder.build().map_err(|error| {
         let text = error.to_string();
@@ -197,7 +198,7 @@ fn stay_idle(idle: Duration, stop: &StopFlag) {
 
 fn conclude(summary: &LoadSummary, stop: &StopFlag) -> Result<(), Box<dyn Error>> {
     match &summary.outcome {
-        LoadOutcome::StoppedAtFailure => Err("stopped at the first failure (--strict)".into()),
+        LoadOutcome::Failed(LoadError::StoppedAtFailure) => Err("stopped at the first failure (--strict)".into()),
         LoadOutcome::Failed(error) => Err(ExitError::Failure.because(format_args!("stopped: {error}"))),
         _ if stop.is_raised() => Err(ExitError::Interrupted.because("interrupted: the statistics are incomplete")),
         _ if summary.is_complete() => Ok(()),

@@ -1,7 +1,7 @@
 //! The statistics at the end of a load, as a JSON object or as a table.
 
 use pinpool::Stats;
-use pinpool_loader::{LoadOutcome, LoadSummary};
+use pinpool_loader::{LoadError, LoadOutcome, LoadSummary};
 use serde_json::{Value, json};
 
 use pinpool_cli::table::{columns_left, grouped};
@@ -11,7 +11,7 @@ pub(super) fn json(summary: &LoadSummary, stats: &Stats) -> Value {
     let ended = match summary.outcome {
         LoadOutcome::Complete => "complete",
         LoadOutcome::Stopped => "interrupted",
-        LoadOutcome::StoppedAtFailure => "strict",
+        LoadOutcome::Failed(LoadError::StoppedAtFailure) => "strict",
         _ => "broken",
     };
     json!({

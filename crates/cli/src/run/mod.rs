@@ -36,7 +36,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// every context that the library has seen; see docs/preload.md. The exit status is the program's, 127 if the program is not
 /// found, or 126 if it cannot be executed.
 ///
-/// Served (on a GPU tested with torch and a C program): programs on the CUDA runtime or driver, CuPy, TensorRT, NCCL, torch. Not
+/// Served: programs on the CUDA runtime or driver, torch, CuPy, TensorRT, NCCL (only torch and a C program were tested). Not
 /// served, because they pin their own memory with cuMemHostRegister: JAX and all of XLA, current TensorFlow, SGLang, torch with
 /// pinned_use_cuda_host_register. If the program pinned memory this way, the log says so at the end of the run.
 #[derive(Debug, Args)]

@@ -19,7 +19,7 @@ use crate::tool::{finish, heap, on, pinpool, run, scratch, until};
 /// A pool of this process with a buffer in use, served at the socket that `PINPOOL_SOCKET=1` would create in `dir`.
 fn served(dir: &Path) -> (Pool, pinpool::PinnedBuf) {
     let socket = dir.join(format!("pinpool-{}.sock", std::process::id()));
-    let pool = heap().name("train").socket(socket).build().unwrap();
+    let pool = heap().name("train").socket(pinpool::StatsSocket::from(socket)).build().unwrap();
     let held = pool.tagged("loader/labels").get(1 << 20).unwrap();
     (0..30).for_each(|_| drop(pool.get(4096).unwrap()));
     (pool, held)

@@ -48,10 +48,10 @@ impl Loader {
         let stops_now = self.options.stop_at_failure && !listing_failures.is_empty();
         let listing_failures = if stops_now { &listing_failures[..1] } else { listing_failures };
         listing_failures.iter().for_each(|failure| observer.on_failure(failure));
-        let mut summary = match (!stops_now).then(|| ReaderThreads::start(self)) {
-            None => LoadSummary { outcome: LoadOutcome::StoppedAtFailure, ..LoadSummary::default() },
-            Some(Ok(threads)) => Transfer::new(self, threads, destination, observer).run(),
-            Some(Err(error)) => LoadSummary { outcome: LoadOutcome::Failed(error), ..LoadSummary::default() },
+        let started = if stops_now { Err(LoadError::StoppedAtFailure) } else { ReaderThreads::start(self) };
+        let mut summary = match started {
+            Ok(threads) => Transfer::new(self, threads, destination, observer).run(),
+            Err(error) => LoadSummary { outcome: LoadOutcome::Failed(error), ..LoadSummary::default() },
         };
         // Returns the buffers of the last copies to the pool; there may be no later request that does so.
         self.pool.maintain();

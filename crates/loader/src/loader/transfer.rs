@@ -46,8 +46,8 @@ pub(super) struct Transfer<'a> {
     destination: &'a mut dyn Destination,
     observer: &'a mut dyn Observer,
     summary: LoadSummary,
-    /// Set if the run ends early.
-    ended_early: Option<LoadOutcome>,
+    /// Set if the run ends early, to the first reason.
+    ended_early: Option<LoadError>,
     running: VecDeque<RunningCopy>,
     idle_lanes: Vec<usize>,
     failed_files: HashSet<usize>,
@@ -84,7 +84,7 @@ impl<'a> Transfer<'a> {
     pub(super) fn run(mut self) -> LoadSummary {
         let started = Instant::now();
         if self.idle_lanes.is_empty() {
-            self.end_early(LoadOutcome::Failed(LoadError::NoLanes));
+            self.ended_early.get_or_insert(LoadError::NoLanes);
         }
         while let Some(batch) = self.next() {
             self.send_or_skip(batch);
@@ -95,7 +95,7 @@ impl<'a> Transfer<'a> {
         }
         self.summary.elapsed = started.elapsed();
         self.summary.outcome = match self.ended_early {
-            Some(ended) => ended,
+            Some(error) => LoadOutcome::Failed(error),
             None if self.loader.stop.is_raised() => LoadOutcome::Stopped,
             None => {
                 self.summary.epochs = self.loader.options.epochs;
@@ -126,7 +126,7 @@ impl<'a> Transfer<'a> {
                 }
                 continue;
             }
-            // A thread at the pool's limit waits for a completion, so running copies are polled meanwhile.
+            // A thread at the pool's limit waits for a completion, so running copies are polled during that wait.
             let until = (!self.running.is_empty()).then(|| Instant::now() + POLL_EVERY);
             if let Ok(batch) = self.reader_threads.next(until) {
                 return batch;
@@ -197,7 +197,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn fail_batch(&mut self, batch: &LoadedBatch, error: Error) {
-        self.end_early(LoadOutcome::Failed(LoadError::Copy(error.clone())));
+        self.ended_early.get_or_insert(LoadError::Copy(error.clone()));
         let samples: Vec<_> = batch.parts.iter().map(|part| part.sample).collect();
         self.report_failure(batch.failure(&self.loader.catalog, &samples, error));
     }
@@ -282,13 +282,8 @@ impl<'a> Transfer<'a> {
             self.observer.on_failure(&failure);
         }
         if self.loader.options.stop_at_failure {
-            self.end_early(LoadOutcome::StoppedAtFailure);
+            self.ended_early.get_or_insert(LoadError::StoppedAtFailure);
         }
-    }
-
-    /// Ends the run early. If it has already ended, the first reason stays.
-    fn end_early(&mut self, ended: LoadOutcome) {
-        self.ended_early.get_or_insert(ended);
     }
 
     fn has_ended(&self) -> bool {

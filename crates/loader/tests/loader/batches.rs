@@ -207,7 +207,7 @@ fn a_consumer_that_holds_the_whole_limit_gets_a_failure_and_continues() {
     for timeout in [Duration::MAX, Duration::from_millis(10)] {
         let mut reader = reader(&impatient_pool(), &catalog, options(|_| ()));
         let held = reader.next().unwrap();
-        // The consumer is busy for longer than an attempt waits, so the attempt ends meanwhile.
+        // The consumer is busy for longer than an attempt waits, so the attempt ends first.
         let busy = |_| std::thread::sleep(Duration::from_millis(200));
         let failed = (0..100).find_map(|_| reader.next_timeout(timeout).map_err(busy).ok()).flatten().unwrap();
         assert_eq!((failed.index_overall, failed.parts.len(), failed.buffer.len()), (1, 0, 0));

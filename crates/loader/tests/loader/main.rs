@@ -192,9 +192,7 @@ fn tar_file(members: &[(&str, &[u8])]) -> Vec<u8> {
 fn safetensors_file(tensors: &[(&str, usize)]) -> Vec<u8> {
     use safetensors::tensor::{Dtype, TensorView};
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|(_, len)| (0..=255).cycle().take(*len).collect()).collect();
-    let views = tensors
-        .iter()
-        .zip(&bytes)
-        .map(|((name, len), bytes)| (*name, TensorView::new(Dtype::U8, vec![*len], bytes).unwrap()));
+    let tensors = tensors.iter().zip(&bytes);
+    let views = tensors.map(|((name, len), bytes)| (*name, TensorView::new(Dtype::U8, vec![*len], bytes).unwrap()));
     safetensors::serialize(views, None).unwrap()
 }

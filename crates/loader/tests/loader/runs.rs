@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pinpool_loader::{Catalog, LoadOutcome, Loader, StopFlag};
+use pinpool_loader::{Catalog, LoadError, LoadOutcome, Loader, StopFlag};
 
 use super::*;
 
@@ -76,8 +76,8 @@ fn a_strict_run_ends_at_the_first_failure() {
     (12..40).for_each(|number| put(dir.path(), &format!("{number:02}"), b"short"));
     let options = options(|o| o.stop_at_failure = true);
     let (summary, observer) = run(&catalog, options.clone(), &mut FaultyDestination::new());
-    assert!(matches!(summary.outcome, LoadOutcome::StoppedAtFailure), "{summary:?}");
     assert_eq!((summary.batches, summary.files), (3, 12), "the batches before the failure have arrived");
+    assert!(matches!(summary.into_result(), Err(LoadError::StoppedAtFailure)));
     assert!(observer.failed[0].contains("/12: truncated: 5 of the 100 bytes"), "{:?}", observer.failed);
 
     let missing = listed(&[dir.path().join("missing"), dir.path().join("gone"), dir.path().into()], false);

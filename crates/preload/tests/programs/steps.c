@@ -424,6 +424,32 @@ static void unseen(unsigned stream_flags) {
     printf("%016lx\n", (unsigned long)steps(4));
 }
 
+static void *end_by_another_thread(void *unused) {
+    handle graph;
+    (void)unused;
+    MUST(p_cuCtxSetCurrent(context));
+    printf("end by another thread %d\n", p_cuStreamEndCapture(captured, &graph));
+    return NULL;
+}
+
+/* Ends a capture by calls that the driver refuses: the capture continues after the first, and is over before the second. */
+static void refused_ends(void) {
+    int (*end)(handle, handle *);
+    void *buffer;
+    handle graph;
+    pthread_t thread;
+    *(void **)&end = dlsym(dlopen("libwrapper.so", RTLD_NOW), "end_unseen");
+    MUST(p_cuStreamCreate(&captured, 1));
+    MUST(host_alloc(&buffer, 1 << 20, 0));
+    MUST(p_cuStreamBeginCapture_v2(captured, 0));
+    pthread_create(&thread, NULL, end_by_another_thread, NULL);
+    pthread_join(thread, NULL);
+    MUST(host_free(buffer));
+    printf("unseen end %d\n", end(captured, &graph));
+    printf("second end %d\n", p_cuStreamEndCapture(captured, &graph));
+    steps(4);
+}
+
 /* Frees memory after a green context, which is known only by its handle, was created. */
 static void green(void) {
     int (*create)(handle *, handle, int, unsigned);
@@ -490,6 +516,14 @@ static void devices(int unseen) {
     }
 }
 
+/* Makes two contexts current in turn, as libraries do around each of their calls. */
+static void switches(void) {
+    handle other;
+    ((void (*)(size_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "mock_driver_set_device_count"))(2);
+    MUST(p_cuDevicePrimaryCtxRetain(&other, 1));
+    for (int i = 0; i < 1000; i++) MUST(p_cuCtxSetCurrent(i % 2 == 0 ? other : context));
+}
+
 /* Frees memory while a copy uses it, and checks whether the copy is still running. */
 static void barrier(void) {
     handle stream;
@@ -544,10 +578,12 @@ int main(int count, char **arguments) {
     else if (strcmp(what, "barrier") == 0) barrier();
     else if (strcmp(what, "unseen") == 0) unseen(1);
     else if (strcmp(what, "unseen-blocking") == 0) unseen(0);
+    else if (strcmp(what, "refused-ends") == 0) refused_ends();
     else if (strcmp(what, "green") == 0) green();
     else if (strcmp(what, "devices") == 0) devices(0);
     else if (strcmp(what, "devices-unseen") == 0) devices(1);
     else if (strcmp(what, "devices-reset-unseen") == 0) devices(2);
+    else if (strcmp(what, "switches") == 0) switches();
     else if (strcmp(what, "registers") == 0) registers();
     else return 2;
     return 0;

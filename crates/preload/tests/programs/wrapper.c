@@ -28,6 +28,10 @@ int cuStreamBeginCapture_v2(void *stream, int mode) {
     return ((int (*)(void *, int))real("cuStreamBeginCapture_v2"))(stream, mode);
 }
 
+int cuStreamEndCapture(void *stream, void **graph) {
+    return ((int (*)(void *, void **))real("cuStreamEndCapture"))(stream, graph);
+}
+
 int cuCtxSetCurrent(void *context) { return ((int (*)(void *))real("cuCtxSetCurrent"))(context); }
 
 int set_current_unseen(void *context) { return ((int (*)(void *))real("cuCtxSetCurrent"))(context); }
@@ -37,3 +41,5 @@ int cuDevicePrimaryCtxReset_v2(int device) { return ((int (*)(int))real("cuDevic
 int reset_unseen(int device) { return ((int (*)(int))real("cuDevicePrimaryCtxReset_v2"))(device); }
 
 int begin_unseen(void *stream, int mode) { return ((int (*)(void *, int))real("cuStreamBeginCapture_v2"))(stream, mode); }
+
+int end_unseen(void *stream, void **graph) { return ((int (*)(void *, void **))real("cuStreamEndCapture"))(stream, graph); }

@@ -82,6 +82,10 @@ fn a_capture_in_progress_stays_valid_and_memory_in_flight_is_not_reused() {
         assert_eq!(served.out, expected, "{lookup:?}: {log}");
         // The library queried events only after the capture.
         assert!(!log.contains("invalidated"), "{log}");
+        // A refused end leaves the capture in progress, unless it was over before.
+        let (served, log) = run_served(lookup, "refused-ends", &[]);
+        assert_eq!(served.out, "end by another thread 908\nunseen end 0\nsecond end 903\n", "{lookup:?}: {log}");
+        assert!(served.calls("cuCtxRecordEvent") >= 24 && served.pin_calls() <= 9, "{lookup:?}: {served:?}\n{log}");
     }
 }
 
@@ -215,6 +219,8 @@ fn a_buffer_is_reused_after_the_work_of_every_device() {
         let (alone, served, log) = run_alone_and_served(lookup, "devices");
         assert_eq!([alone.out, served.out.clone()], ["arrived 44 44\n"; 2], "{lookup:?}\n{log}");
         assert_eq!(served.calls("cuCtxRecordEvent"), 2, "{lookup:?}: {served:?}");
+        let (served, _) = run_served(lookup, "switches", &[]);
+        assert!((1000..1020).contains(&served.calls("cuCtxGetId")), "a switch queries one context: {served:?}");
     }
 }
 
@@ -230,11 +236,7 @@ fn a_buffer_is_reused_after_the_work_of_unseen_primary_contexts() {
         let variables = [("HOLD", "1"), ("MOCK_DRIVER_ADVERSARIAL", switches)];
         let (served, log) = run_served(Lookup::Dlsym, what, &variables);
         assert_eq!(served.out, "arrived 44 44\n", "{log}");
-        assert_eq!(
-            served.calls("cuCtxRecordEvent"),
-            4,
-            "{what}: two frees, and a new context after a reset: {served:?}"
-        );
+        assert_eq!(served.calls("cuCtxRecordEvent"), 4, "{what}: two frees, and a new context: {served:?}");
         // The program itself retains one context by this function. The library releases each reference that it takes.
         let calls = ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"].map(|name| served.calls(name));
         assert_eq!(calls[0], 1 + calls[1], "{what}: {served:?}");

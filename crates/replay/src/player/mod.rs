@@ -122,9 +122,9 @@ impl<'a> Player<'a> {
             .unstable_host_root(NO_MACHINE)
             .unstable_log_sampler(LogSampler::new())
             .unstable_clock(clock.clone())
-            .unstable_settings(|extra| extra.maintained_by_caller = workload.is_closed)
+            .unstable_settings(|only| only.maintained_by_caller = workload.is_closed)
             .unstable_on_check(move |check| checked.lock().push(*check))
-            .unstable_settings(|extra| extra.pressure = Some(NO_MACHINE.into()))
+            .unstable_settings(|only| only.pressure = Some(NO_MACHINE.into()))
             .backend(Backend::Source(source.clone()))
             .max_bytes(max_bytes.map_or(Limit::Unlimited, Limit::Bytes))
             // The player queues requests: no virtual time passes while a thread sleeps.

@@ -77,13 +77,9 @@ fn waiting_threads_continue_immediately_under_a_sufficient_limit() {
 fn a_slow_consumer_ends_no_earlier_with_more_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.trace");
-    let builder = Pool::builder()
-        .without_env()
-        .backend(Backend::Source(Arc::new(HeapSource::new())))
-        .maintenance_thread(false)
-        .trace(path.clone())
-        .wait(Duration::from_secs(60));
-    let pool = builder.max_bytes(4 << 20).build().unwrap();
+    let source = Backend::Source(Arc::new(HeapSource::new()));
+    let builder = Pool::builder().without_env().backend(source).maintenance_thread(false).trace(path.clone());
+    let pool = builder.wait(Duration::from_secs(60)).max_bytes(4 << 20).build().unwrap();
     let (send, receive) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| (0..100).for_each(|_| send.send(pool.get(MIB).unwrap()).unwrap()));

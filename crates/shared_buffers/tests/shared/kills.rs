@@ -1,7 +1,6 @@
 //! Workers and trainers that are killed at any instruction. `PINPOOL_TEST_KILLS` sets the number of kills (default 100).
 #![allow(unsafe_code)] // Forks and kills.
 
-use std::os::fd::AsFd;
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use pinpool_shared_buffers::{SharedPool, SharedWorker};
 
 use super::child::{Child, alone};
 use super::draw::Draw;
+use super::{attach, attach_to, descriptor};
 
 const LONG: Duration = Duration::from_secs(60);
 const BUFFERS: usize = 6;
@@ -27,7 +27,7 @@ fn shared() -> SharedPool {
 
 /// Fills and sends buffers until it is killed or its trainer is gone. Drops every fifth buffer instead of sending it.
 fn work(shared: &SharedPool, seed: u64) {
-    let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let worker = attach(shared);
     for number in seed.. {
         let mut buf = match worker.get(BYTES, LONG) {
             Ok(buf) => buf,
@@ -90,7 +90,7 @@ fn batches_of_a_killed_worker_arrive_exactly_once() {
     alone(|| {
         let shared = shared();
         let mut child = Child::new(|| {
-            let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let worker = attach(&shared);
             let mut buf = worker.get(BYTES, LONG).unwrap();
             let filling = worker.get(BYTES, LONG).unwrap();
             buf.as_mut_slice().fill(9);
@@ -101,7 +101,7 @@ fn batches_of_a_killed_worker_arrive_exactly_once() {
         child.wait();
         assert_eq!(shared.recover().unwrap(), 1);
         // A new worker does not take the dead worker's slot while that slot identifies the sender of a buffer.
-        let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let worker = attach(&shared);
         let living = worker.get(1, LONG).unwrap().send(1).unwrap();
         let (ticket, buf) = shared.receive_from_dead_worker().unwrap().unwrap();
         assert_eq!((ticket.user_data(), &**buf.wait_slice().unwrap()), (42, &[9; BYTES][..]));
@@ -118,12 +118,12 @@ fn a_worker_that_waits_takes_what_a_dead_one_was_filling() {
     alone(|| {
         let shared = shared();
         let mut dead = Child::new(|| {
-            let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let worker = attach(&shared);
             std::mem::forget((0..BUFFERS).map(|_| worker.get(1, LONG).unwrap()).collect::<Vec<_>>());
         });
         dead.wait();
         assert_eq!(shared.counts().filling, BUFFERS);
-        let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let worker = attach(&shared);
         // The new worker has the same slot, and has freed the dead worker's buffers.
         let all: Vec<_> = (0..BUFFERS).map(|_| worker.get(1, Duration::ZERO).unwrap()).collect();
         assert_eq!(all.len(), BUFFERS);
@@ -147,7 +147,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
                         }
                     };
                     // The other worker may have filled all buffers before this worker attaches.
-                    let attached = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap());
+                    let attached = attach_to(descriptor(&shared));
                     let told = attached.map_or_else(|error| error, &mut fill).is_trainer_unavailable();
                     std::io::Write::write_all(&mut &writer, if told { b"p" } else { b"?" }).unwrap();
                 });
@@ -172,7 +172,7 @@ fn workers_of_a_trainer_that_is_killed_are_told() {
 fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
     alone(|| {
         let shared = shared();
-        let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let worker = attach(&shared);
         let buf = worker.get(1, LONG).unwrap();
         let held = shared.receive(&worker.get(1, LONG).unwrap().send(0).unwrap()).unwrap();
         let mut child = Child::new(|| {
@@ -192,7 +192,7 @@ fn a_child_of_fork_has_neither_its_parents_slot_nor_its_buffers() {
         // The parent's death is detected although its child is still alive.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut parent = Child::new(|| {
-            let worker = SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let worker = attach(&shared);
             std::mem::forget(worker.get(1, LONG).unwrap());
             let child = Child::new(|| {
                 std::io::Write::write_all(&mut &writer, &std::process::id().to_le_bytes()).unwrap();

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
@@ -11,15 +11,13 @@ use pinpool::{Backend, HugeTlb, Pool, Request};
 use pinpool_shared_buffers::{Error, SharedPool, SharedWorker, Ticket};
 use pinpool_testing::{SinkMemory, SinkStream};
 
+use super::{attach, attach_to, descriptor};
+
 const SOON: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(60);
 
 fn pool() -> Pool {
     Pool::builder().without_env().backend(Backend::Heap).max_bytes(64_u64 << 20).build().unwrap()
-}
-
-fn attach(shared: &SharedPool) -> SharedWorker {
-    SharedWorker::attach(shared.as_fd().try_clone_to_owned().unwrap()).unwrap()
 }
 
 fn sent(worker: &SharedWorker, bytes: &[u8], number: u64) -> Ticket {
@@ -158,13 +156,8 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
     assert_eq!(*held.wait_slice().unwrap(), b"kept", "a received buffer stays usable");
     drop(held);
     pool.get(50 * mib).unwrap();
-    let exact = Pool::builder()
-        .without_env()
-        .backend(Backend::Heap)
-        .preset(pinpool::Preset::TensorFlow)
-        .max_bytes(8_u64 << 20)
-        .build()
-        .unwrap();
+    let exact = Pool::builder().without_env().backend(Backend::Heap).preset(pinpool::Preset::TensorFlow);
+    let exact = exact.max_bytes(8_u64 << 20).build().unwrap();
     let shared = SharedPool::new(&exact, mib, 6).unwrap();
     assert!(exact.get_with(Request::new(3 * mib).timeout(SOON)).unwrap_err().is_limit());
     drop(shared);
@@ -175,7 +168,7 @@ fn the_memory_counts_under_the_limit_of_the_pool() {
 fn a_worker_is_told_when_its_trainer_closes() {
     let shared = SharedPool::new(&pool(), 100, 1).unwrap();
     let worker = attach(&shared);
-    let descriptor = shared.as_fd().try_clone_to_owned().unwrap();
+    let descriptor = descriptor(&shared);
     let buf = worker.get(1, SOON).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| worker.get(1, LONG).unwrap_err());
@@ -184,16 +177,19 @@ fn a_worker_is_told_when_its_trainer_closes() {
         assert!(error.is_trainer_unavailable() && error.to_string().contains("closed"), "{error}");
     });
     assert!(buf.send(0).unwrap_err().is_trainer_unavailable());
-    assert!(SharedWorker::attach(descriptor).unwrap_err().is_trainer_unavailable());
+    assert!(attach_to(descriptor).unwrap_err().is_trainer_unavailable());
 }
 
 #[test]
 fn the_descriptor_of_another_process_is_opened_through_proc() {
     let shared = SharedPool::new(&pool(), 100, 2).unwrap();
-    let worker = SharedWorker::attach_to_process(std::process::id(), shared.as_fd().as_raw_fd()).unwrap();
+    let own = descriptor(&shared);
+    // SAFETY: both sides are this test, which changes the memory only through the crate.
+    let attach_to_self = |descriptor| unsafe { SharedWorker::attach_to_process(std::process::id(), descriptor) };
+    let worker = attach_to_self(own.as_raw_fd()).unwrap();
     assert_eq!(shared.worker_count(), 1);
     assert_eq!(*shared.receive(&sent(&worker, b"p", 0)).unwrap().wait_slice().unwrap(), b"p");
-    assert!(SharedWorker::attach_to_process(std::process::id(), 99_999).unwrap_err().is_backend());
+    assert!(attach_to_self(99_999).unwrap_err().is_backend());
 }
 
 fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
@@ -210,7 +206,7 @@ fn memory_file(seals: libc::c_int, bytes: u64) -> OwnedFd {
 /// Returns a copy of the file of `shared`, with bytes changed by `change`.
 fn changed(shared: &SharedPool, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
     let mut bytes = Vec::new();
-    let mut file = File::from(shared.as_fd().try_clone_to_owned().unwrap());
+    let mut file = File::from(descriptor(shared));
     file.seek(SeekFrom::Start(0)).unwrap();
     file.read_to_end(&mut bytes).unwrap();
     change(&mut bytes);
@@ -226,7 +222,7 @@ fn changed(shared: &SharedPool, change: impl FnOnce(&mut Vec<u8>)) -> OwnedFd {
 fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
     let shared = SharedPool::new(&pool(), 100, 2).unwrap();
     let refused = |descriptor: OwnedFd, words: &str| {
-        let error = SharedWorker::attach(descriptor).unwrap_err();
+        let error = attach_to(descriptor).unwrap_err();
         assert!(error.is_backend() && error.to_string().contains(words), "{words}: {error}");
     };
     refused(File::open("/dev/null").unwrap().into(), "not a memory file");
@@ -246,7 +242,7 @@ fn files_that_are_no_shared_buffers_are_refused_with_the_reason() {
     for (at, value) in [(12, 0), (12, 200), (31, 255)] {
         refused(changed(&shared, |bytes| bytes[at] = value), "it is truncated or damaged");
     }
-    let error = SharedWorker::attach(changed(&shared, |_| {})).unwrap_err();
+    let error = attach_to(changed(&shared, |_| {})).unwrap_err();
     assert!(error.is_trainer_unavailable(), "a copy has no trainer: {error}");
     for (bytes, buffers) in [(0, 1), (1, 0), (1, 1 << 20), (usize::MAX, 2), (usize::MAX / 2, 3)] {
         let error = SharedPool::new(&pool(), bytes, buffers).unwrap_err();

@@ -176,7 +176,7 @@ impl Slots {
         &self.locks
     }
 
-    /// Runs `act` under the file's lock, so that no other member claims or attaches meanwhile. Returns `None` without running it
+    /// Runs `act` under the file's lock, so that no other member claims or attaches at the same time. Returns `None` without running it
     /// if the lock is not available in time.
     pub(super) fn locked<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
         self.locks.locked(PATIENCE, act).unwrap_or_default()

@@ -81,7 +81,7 @@ static TIMELINES: PerProcess<Mutex<BTreeMap<u64, &'static Timeline>>> = PerProce
 /// The words of one context.
 #[derive(Debug, Default)]
 pub(super) struct TimelinePages {
-    /// Whether the driver refused a page for words. It is then not called again for each copy.
+    /// Whether the driver refused a page for words, or writes no words. It is then not called again for each copy.
     is_refused: AtomicBool,
     /// Timelines without a stream. Locked by the thread that creates a page.
     free: Mutex<Vec<&'static Timeline>>,
@@ -144,6 +144,11 @@ impl Timeline {
         // Even if the driver refuses, the write may be enqueued, so its number is not taken again (timeline-I1).
         *last = next;
         drop(last);
+        if written.is_err_and(|failed| failed.code == Code::NOT_SUPPORTED) {
+            // Later copies record events without another attempt.
+            self.pages.is_refused.store(true, Ordering::Relaxed);
+            TIMELINES.get().lock().remove(&id);
+        }
         written.ok()?;
         Some(TimelineFence { timeline: self, number: next, stream_id: self.context.stream_id(id) })
     }

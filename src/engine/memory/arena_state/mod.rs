@@ -234,7 +234,7 @@ impl ArenaState {
         let over_bytes = self.budget.over_bytes().min(bytes);
         let committed_bytes = self.arena.committed_outside_reserves();
         let most_bytes = committed_bytes.saturating_sub(self.arena.kept_bytes()).max(over_bytes.min(committed_bytes));
-        bytes.min(most_bytes) > self.arena.releasable_bytes().max(over_bytes.min(self.arena.stats().idle_bytes))
+        bytes.min(most_bytes) > self.arena.releasable_bytes().max(over_bytes.min(self.arena.stats().free_granule_bytes))
     }
 
     /// Plans the release of `bytes` of free memory.
@@ -247,7 +247,7 @@ impl ArenaState {
     }
 
     /// Returns the bytes of free memory and of the pool's idle buffers, which have `buffer_bytes`, without the reserve.
-    pub(in crate::engine) fn idle_bytes(&self, buffer_bytes: u64) -> u64 {
+    pub(in crate::engine) fn unused_bytes(&self, buffer_bytes: u64) -> u64 {
         let arena = self.arena.stats();
         let own_bytes = self.arena.committed_outside_reserves().saturating_sub(self.arena.kept_bytes());
         (buffer_bytes + arena.hole_bytes - arena.reserve_hole_bytes).min(own_bytes)
@@ -265,7 +265,7 @@ impl ArenaState {
         if !self.is_unused() {
             return Some(Mappings::default());
         }
-        (self.arena.stats().idle_bytes == 0 || self.release_fails).then(|| std::mem::take(&mut self.mappings))
+        (self.arena.stats().free_granule_bytes == 0 || self.release_fails).then(|| std::mem::take(&mut self.mappings))
     }
 
     pub(in crate::engine) fn fill(&self, stats: &mut Stats) {

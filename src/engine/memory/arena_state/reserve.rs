@@ -129,18 +129,14 @@ impl ArenaState {
         }
     }
 
-    /// Claims the bytes that the system will hold for a reserve of `bytes`, as `held_bytes` computes them. The reserve has
+    /// Claims the bytes that the system will hold for a reserve of `bytes`, as `held` computes them. The reserve has
     /// whole granules if there is room for them, and whole pages otherwise. Returns the length of the reserve.
-    pub(in crate::engine) fn claim_reserve(
-        &mut self,
-        bytes: u64,
-        held_bytes: impl Fn(u64) -> u64,
-    ) -> Result<u64, Refusal> {
+    pub(in crate::engine) fn claim_reserve(&mut self, bytes: u64, held: impl Fn(u64) -> u64) -> Result<u64, Refusal> {
         self.check_length(bytes)?;
         let mut claim = |unit| {
             let len = bytes.next_multiple_of(unit);
-            self.pending_bytes += held_bytes(len);
-            self.update_claim().inspect_err(|_| self.pending_bytes -= held_bytes(len)).map(|()| len)
+            self.pending_bytes += held(len);
+            self.update_claim().inspect_err(|_| self.pending_bytes -= held(len)).map(|()| len)
         };
         Ok(claim(GRANULE_BYTES).or_else(|_| claim(PAGE_BYTES as u64))?)
     }

@@ -69,8 +69,10 @@ fn examples() -> Vec<captured::Line> {
     };
     let refused = SourceError::new("cuMemFreeHost", "unspecified launch failure").with_code(719);
     let mlock = SourceError::new("mlock", "out of memory").with_code(12);
-    let unknown =
-        Error::from(ErrorKind::Device { why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned() });
+    let unknown = Error::from(ErrorKind::DeviceFailed {
+        why: "cuEventQuery failed: unspecified launch failure (code 719)".to_owned(),
+        code: Some(719),
+    });
     let not_pinned = Finding::warning("pinning", "memory is not pinned: mlock is limited").remedy("raise `ulimit -l`");
     let not_used = Finding::error("gpu", "the GPU is not used: the driver does not start (code 999)");
     let why_full =

@@ -9,7 +9,7 @@ fn pressure_shortens_the_idle_timeout_or_releases_everything() {
     listen();
     let file = PressureFile::new();
     let (pool, clock) =
-        with_manual_clock(over_virtual_memory().unstable_settings(|extra| extra.pressure = Some(file.path())));
+        with_manual_clock(over_virtual_memory().unstable_settings(|only| only.pressure = Some(file.path())));
     ten_idle_granules(&pool);
     file.write(20.0, 0.0);
     after_seconds(&clock, &pool, 10);

@@ -28,7 +28,7 @@ fn a_reserve_is_pinned_by_as_many_threads_as_were_asked_for() {
         let source = faulty_sim();
         let mut builder = over(source.clone()).reserve(2 << 20);
         if let Some(threads) = asked {
-            builder = builder.unstable_settings(|extra| extra.pin_threads = Some(threads));
+            builder = builder.unstable_settings(|only| only.pin_threads = Some(threads));
         }
         let pool = builder.build().unwrap();
         assert_eq!((source.pin_threads(), valid_stats(&pool).memory.reserve_bytes), (touching, 2 << 20));

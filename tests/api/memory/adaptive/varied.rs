@@ -1,14 +1,17 @@
 //! Sizes that vary: large buffers merge, and a hole is kept for the next one.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use log::{Level, LevelFilter};
 use pinpool::unstable::rate_window;
-use pinpool::{PinnedBuf, Pool, Stats};
+use pinpool::{Limit, PinnedBuf, Pool, Request, Stats};
 use pinpool_replay::SimSource;
 
 use crate::captured_log::{lines_with_levels, listen_from};
-use crate::fixture::held_sink;
+use crate::fixture::{self, held_sink};
+use crate::until::until;
 
 use super::{
     KIB, MIB, after_seconds, over, over_both, over_separate_regions, over_virtual_memory, valid_stats,
@@ -66,6 +69,28 @@ fn after_a_change_from_one_fixed_size_to_another_requests_hit_again() {
         let [(Level::Debug, begin), (Level::Debug, end)] = sizes.as_slice() else { panic!("two lines: {lines:?}") };
         assert!(begin.contains(" sizes_vary: ") && end.contains(" sizes_recur: "), "{begin}, {end}");
     }
+}
+
+/// Each searches every few milliseconds while it is the head of the queue.
+#[test]
+fn a_request_that_waits_is_one_miss_also_behind_others() {
+    let source = Arc::new(SimSource::separate_regions(1 << 40));
+    let pool = fixture::over(source, Limit::Bytes(40 << 20)).build().unwrap();
+    let [_first, second, _third, fourth] = [(); 4].map(|()| pool.get(10 * MIB).unwrap());
+    drop((second, fourth));
+    let makes_sizes_vary = |wait_ms| {
+        listen_from(LevelFilter::Debug);
+        let request = Request::new(20 * MIB).timeout(Duration::from_millis(wait_ms));
+        assert!(pool.get_with(request).unwrap_err().is_timeout(), "two holes of 10 MiB");
+        lines_with_levels().iter().any(|(_, line)| line.contains(" sizes_vary: "))
+    };
+    assert!(!makes_sizes_vary(100));
+    thread::scope(|scope| {
+        let head = scope.spawn(|| makes_sizes_vary(100));
+        until("the head waits", || pool.stats().requests.waiting > 0 || head.is_finished());
+        assert!(makes_sizes_vary(400), "the third miss");
+        assert!(!head.join().unwrap());
+    });
 }
 
 #[test]

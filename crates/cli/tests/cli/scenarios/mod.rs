@@ -70,11 +70,8 @@ impl Program {
         let at = |file: &str| dir.path().join(file).to_str().unwrap().to_owned();
         let build = |name: &&str| {
             let memory = Arc::new(SimSource::new(SimSource::DEFAULT_TOTAL_BYTES));
-            let builder = Pool::builder()
-                .without_env()
-                .name(*name)
-                .unstable_clock(clock.clone())
-                .unstable_settings(|extra| extra.pressure = Some("/dev/null".into()));
+            let builder = Pool::builder().without_env().name(*name).unstable_clock(clock.clone());
+            let builder = builder.unstable_settings(|only| only.pressure = Some("/dev/null".into()));
             let builder = builder.setting("socket", at("s")).trace(std::path::PathBuf::from(at("real.trace")));
             set(builder.backend(Backend::Source(memory)).max_bytes(4 << 30)).build().unwrap()
         };
