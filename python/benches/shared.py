@@ -5,8 +5,8 @@
     python python/benches/shared.py [--workers 4] [--batches 200] [--rounds 3] [--megabytes 8]
 
 A sample is a copy of prepared random bytes, and a batch has 16 samples. All loaders have the same number of worker processes, started by
-Python's default method, and of batches that the workers read ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader runs in a separate process, alternately over
-several rounds. Each number in the table is its median over the rounds.
+Python's default method, and read the same number of batches ahead. The trainer reads one byte of each 4 KiB page of a batch. Each loader
+runs in a separate process, and the loaders alternate over several rounds. Each number in the table is its median over the rounds.
 
 | row | the batch in the trainer |
 | --- | --- |

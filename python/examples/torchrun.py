@@ -59,20 +59,17 @@ def main() -> int:
 
     dataset: Any = Files(args.directory)
     sampler: Any = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
-    device = None
     if gpus := torch.cuda.device_count():
         # A launcher may make only one GPU visible to each rank.
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
-        device = torch.cuda.current_device()
-    shared = pinpool.SharedPool(buffer_bytes="1.25MiB", num_buffers=4, pool=pinpool.Pool(name=f"rank{rank}", device=device))
+    shared = pinpool.SharedPool(buffer_bytes="1.25MiB", num_buffers=4, pool=pinpool.Pool(name=f"rank{rank}"))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
         sampler.set_epoch(epoch)
         left = list(sampler)[saved["step"] * BATCH :]  # Without the samples of the steps before the restart.
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
         for files, numbers in shared.batches(loader):
-            if device is not None:
-                _inputs = pinpool.torch.to_device(files, device)
+            _inputs = pinpool.torch.to_device(files)
             # The training step belongs here.
             trained: list[Any] = [None] * world
             torch.distributed.all_gather_object(trained, [[epoch, number] for number in numbers.tolist()])

@@ -9,7 +9,6 @@ import argparse
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
 import pinpool.torch
@@ -38,7 +37,7 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=BATCH, num_workers=args.workers, collate_fn=shared.collate)
     seen: list[int] = []
     for images, labels in shared.batches(loader):
-        inputs = pinpool.torch.to_device(images) if torch.cuda.is_available() else images
+        inputs = pinpool.torch.to_device(images)
         assert (inputs[:, 0, 0, 0].cpu() == labels % 256).all()
         seen.extend(labels.tolist())
         del images, inputs, labels

@@ -56,11 +56,13 @@ pub(crate) fn _seconds(time: &Bound<'_, PyAny>) -> PyResult<f64> {
     seconds(time).map(|time| time.as_secs_f64())
 }
 
-/// Parses a time: seconds, a timedelta, or text such as "500ms".
+/// Parses a time: seconds, a timedelta, or text such as "500ms" or "none".
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if let Ok(text) = value.cast::<PyString>() {
-        let wait = parse_duration(&text.to_string()).map(|wait| wait.min(LONGEST_WAIT));
-        return wait.map_err(|error| RequestError::new_err(format!("timeout: {error}")));
+        let text = text.to_string();
+        let wait = if text.trim().eq_ignore_ascii_case("none") { Ok(LONGEST_WAIT) } else { parse_duration(&text) };
+        let wait = wait.map_err(|error| RequestError::new_err(format!("timeout: {error}")))?;
+        return Ok(wait.min(LONGEST_WAIT));
     }
     let total = value.getattr_opt("total_seconds")?.map(|total| total.call0()).transpose()?;
     let seconds = total.as_ref().unwrap_or(value).extract::<f64>().ok();

@@ -89,7 +89,7 @@ impl Buffer {
     /// DLPack.
     #[getter]
     fn num_views(&self) -> usize {
-        self.memory.views()
+        self.memory.num_views()
     }
 
     /// Releases the buffer. Its memory returns to the pool once the work already enqueued on `stream` and on the recorded streams

@@ -33,7 +33,8 @@ impl Labels {
             };
             match label {
                 Ok(label) => {
-                    for (field, array) in decode.iter().zip(arrays) {
+                    // After a failure, the rows move up.
+                    for (field, array) in decode.iter().zip(arrays).filter(|_| row != labels.len()) {
                         let (len, to) = (field.len_bytes(), array.start + labels.len() * field.len_bytes());
                         bytes.copy_within(array.start + row * len..array.start + (row + 1) * len, to);
                     }

@@ -8,7 +8,7 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `pool` | the class `Pool`: settings, requests, statistics |
+//! | `pool` | the base of the class `Pool`: settings, requests, statistics |
 //! | `buffer` | the class `Buffer` and the buffer protocol |
 //! | `memory` | one buffer of the crate, with its views and streams |
 //! | `dlpack` | DLPack structures |
@@ -65,7 +65,7 @@ mod _pinpool {
         loader::{_default_threads, Reader, SampleCatalog},
         log::{_set_keeps_trace, _stop_lines, _take_lines, _wait_for_lines},
         pending::PendingRequest,
-        pool::Pool,
+        pool::PoolCore,
         shared::{SharedBuffer, SharedPoolCore, SharedWorker},
         torch::{_free_torch_functions, _host_memory, _torch_functions},
     };

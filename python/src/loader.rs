@@ -27,7 +27,7 @@ use crate::errors;
 use crate::handle::{self, PoolHandle};
 use crate::interrupts::wait_interruptibly;
 use crate::labels::Labels;
-use crate::pool::Pool;
+use crate::pool::PoolCore;
 use crate::without_gil::without_gil;
 
 /// The text of a failure, and the exception if the pool had no memory.
@@ -97,7 +97,7 @@ impl SampleCatalog {
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
-        pool: &Pool,
+        pool: &PoolCore,
         paths: Vec<PathBuf>,
         open_archives: bool,
         batch_size: u64,
@@ -131,7 +131,7 @@ impl SampleCatalog {
         let mut listing = ListOptions::default();
         listing.open_archives = open_archives;
         let catalog = run_on_thread(py, &listing.stop, || listing.from_paths(&paths))?;
-        Ok(Self { pool: pool.requester()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
+        Ok(Self { pool: pool.tagged_pool()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
     }
 
     /// Descriptions of files that could not be listed.

@@ -42,7 +42,7 @@ pub(crate) struct BufferOrigin {
     /// Copies of torch's blocks and of a `SharedPool` over the same pool do not set it: a request may query them with the GIL.
     has_fences: AtomicBool,
     /// Number of buffers that the program has not returned.
-    pub(crate) unreturned: AtomicUsize,
+    pub(crate) num_unreturned: AtomicUsize,
     /// The pool, after its last Python object was dropped. Keeping it avoids a warning about buffers that outlive their pool,
     /// because Python drops objects in any order.
     pool: Mutex<Option<pinpool::Pool>>,
@@ -65,7 +65,7 @@ impl BufferOrigin {
             moves_lists_only: config.preset == Preset::Adaptive && !config.zero && config.max_idle_bytes.is_none(),
             may_fall_back: config.on_full == OnFull::Pageable,
             has_fences: AtomicBool::new(false),
-            unreturned: AtomicUsize::new(0),
+            num_unreturned: AtomicUsize::new(0),
             pool: Mutex::new(None),
         }
     }
@@ -166,7 +166,7 @@ pub(crate) struct Memory {
 }
 
 /// Number of fences of a buffer at which the completed fences are dropped before another is recorded.
-const MAX_UNCHECKED_FENCES: usize = 16;
+const UNCHECKED_FENCES_MAX: usize = 16;
 
 const VIEW_KINDS: &str = "(memoryview, NumPy array, DLPack tensor)";
 const VIEW_REMEDY: &str = "or drop the buffer with `del` or `with`: its memory returns when the last view is gone";
@@ -188,7 +188,7 @@ impl State {
 
 impl Memory {
     pub(crate) fn of(buf: PinnedBuf, origin: Arc<BufferOrigin>) -> Self {
-        origin.unreturned.fetch_add(1, Ordering::Relaxed);
+        origin.num_unreturned.fetch_add(1, Ordering::Relaxed);
         Self {
             address: buf.as_ptr().expose_provenance(),
             len: buf.len(),
@@ -220,18 +220,18 @@ impl Memory {
         self.state().is_closed
     }
 
-    pub(crate) fn views(&self) -> usize {
+    pub(crate) fn num_views(&self) -> usize {
         self.state().views
     }
 
     /// Returns the state, or an error if the buffer was released.
-    fn usable(&self) -> PyResult<MutexGuard<'_, State>> {
-        let state = self.unreturned()?;
+    fn lock_usable(&self) -> PyResult<MutexGuard<'_, State>> {
+        let state = self.lock_unreturned()?;
         if state.is_closed { Err(self.released()) } else { Ok(state) }
     }
 
     /// Returns the state, or an error if the buffer was released and has no views.
-    fn unreturned(&self) -> PyResult<MutexGuard<'_, State>> {
+    fn lock_unreturned(&self) -> PyResult<MutexGuard<'_, State>> {
         let state = self.state();
         let Some(buf) = &state.buf else { return Err(self.released()) };
         // This fails for driver memory in a forked child.
@@ -248,12 +248,12 @@ impl Memory {
 
     /// Fails if the buffer was released.
     pub(crate) fn check(&self) -> PyResult<()> {
-        self.usable().map(drop)
+        self.lock_usable().map(drop)
     }
 
     /// Counts another view, until [`end_view`](Memory::end_view).
     pub(crate) fn begin_view(self: &Arc<Self>) -> PyResult<()> {
-        let mut state = self.usable()?;
+        let mut state = self.lock_usable()?;
         if state.views == 0 {
             Viewed::lock().insert(self);
         }
@@ -269,7 +269,7 @@ impl Memory {
 
     /// Marks the buffer as exposed: from now on, only dropping the last reference returns it.
     pub(crate) fn expose(self: &Arc<Self>) -> PyResult<()> {
-        let mut state = self.usable()?;
+        let mut state = self.lock_usable()?;
         state.is_exposed = true;
         Viewed::lock().insert(self);
         Ok(())
@@ -298,7 +298,7 @@ impl Memory {
 
     /// Delays the return until the work enqueued on `stream` so far has completed.
     pub(crate) fn record_stream(&self, stream: Stream) -> PyResult<()> {
-        let earlier = self.unreturned()?.fences.clone();
+        let earlier = self.lock_unreturned()?.fences.clone();
         let fence = stream.fence(self.origin.device).or_else(|unfenced| self.quarantine(unfenced))?;
         self.record(fence, &earlier)
     }
@@ -306,9 +306,9 @@ impl Memory {
     /// Delays the return until the work before `fence` has completed. The fences in `earlier` were recorded before `fence`, which
     /// therefore replaces the fence of its stream. A fence that another thread has recorded meanwhile may be a later one.
     fn record(&self, fence: Arc<dyn Fence>, earlier: &[Arc<dyn Fence>]) -> PyResult<()> {
-        let mut state = self.unreturned()?;
+        let mut state = self.lock_unreturned()?;
         self.origin.has_fences.store(true, Ordering::Relaxed);
-        let (stream, checks_completed) = (fence.stream_id(), state.fences.len() >= MAX_UNCHECKED_FENCES);
+        let (stream, checks_completed) = (fence.stream_id(), state.fences.len() >= UNCHECKED_FENCES_MAX);
         state.fences.retain(|each| {
             let is_of_stream = stream.is_some() && each.stream_id() == stream;
             let is_replaced = is_of_stream && earlier.iter().any(|earlier| Arc::ptr_eq(earlier, each));
@@ -340,7 +340,7 @@ impl Memory {
 
     /// Fails if the buffer was released, or has views so that [`release`](Memory::release) would fail.
     pub(crate) fn check_release(&self) -> PyResult<()> {
-        self.usable()?.check_views()
+        self.lock_usable()?.check_views()
     }
 
     /// Releases the buffer. Its memory returns to the pool immediately, or later if views or references must end first (memory-I1).
@@ -371,7 +371,7 @@ impl Drop for Memory {
 fn put(buf: Option<PinnedBuf>, fences: Vec<Arc<dyn Fence>>, origin: &BufferOrigin) {
     let Some(buf) = buf else { return };
     // Relaxed: the count guards no other memory.
-    origin.unreturned.fetch_sub(1, Ordering::Relaxed);
+    origin.num_unreturned.fetch_sub(1, Ordering::Relaxed);
     if fences.is_empty() && origin.keeps_gil_on_return(&buf) {
         drop(buf);
     } else {
@@ -403,7 +403,7 @@ impl Drop for View {
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pinned = if self.is_pinned { "pinned" } else { "not pinned" };
-        let views = match self.views() {
+        let views = match self.num_views() {
             0 => String::new(),
             1 => ", 1 view".to_owned(),
             views => format!(", {views} views"),

@@ -1,4 +1,4 @@
-//! The class `Pool`. `pinpool/_pool.py` adds methods written in Python.
+//! The base of the class `Pool`, which is written in Python.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,64 +25,9 @@ use crate::pending::PendingRequest;
 /// The name of a setting that has no variable.
 const MAINTENANCE_THREAD: &str = "maintenance_thread";
 
-/// A pool of pinned host memory.
-///
-///     pool = pinpool.Pool(max_bytes="2GiB", name="loader")
-///     with pool.get(4096) as buf:
-///         np.asarray(buf)[:] = 7
-///
-/// Threads may share a pool. A pool belongs to one process. In a forked child, requests and the calls `reserve` and
-/// `set_max_bytes` of a pool that has started raise ForkError, and all its statistics are 0: create another pool there.
-///
-/// The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
-/// once no copy has completed for a second. The memory of the remaining copies is never freed.
-///
-/// A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
-/// default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
-/// `float("inf")` means no limit.
-///
-/// Args:
-///     name: name of the pool in log lines and reports.
-///     env: whether environment variables supply the settings that are omitted.
-///     max_bytes: limit on all bytes held: a size, "none" or "auto". The limit "auto" is a quarter of the memory of the cgroup or
-///         machine, at most what is free, and all "auto" pools of the process share it. The default is "auto", or "none" under
-///         "tensorflow".
-///     reserve: bytes pinned at the start and kept.
-///     max_idle_bytes: maximum number of bytes in idle buffers and free memory.
-///     ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
-///         "auto" all torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
-///     wait: the default `timeout` of `get`, `aget` and `empty`: how long a request waits when the pool is full (default 30 s; 100 ms
-///         with `on_full="pageable"`, 0 under "tensorflow").
-///     on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
-///     reserve_wait: whether the constructor waits until the whole reserve is pinned (default True).
-///     backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-///     device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
-///         the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
-///         Call `torch.cuda.set_device` first, because the pool usually starts in the constructor. With backend "auto", a pool without
-///         a reserve, a trace, a shared limit or a `numa_node` starts at its first use, unless CUDA has already started.
-///     numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
-///     idle_timeout: how long free memory stays pinned (default 60 s), after its buffers have been idle for up to 10 s. On register
-///         and cuda, and under "tensorflow", time alone releases nothing.
-///     trace: path of a recording for the command `pinpool`.
-///     socket: path of a Unix socket that serves statistics, or 1 for a default path.
-///     preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
-///     pool_size_limit: initial maximum number of idle buffers (default 100).
-///     auto_resize: whether this maximum grows while evictions and misses are frequent (default True).
-///     rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-///     log_every: one in this many checks of the limit on idle buffers is logged (default 10).
-///     hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
-///     growth: whether the pool may pin more than its reserve (default True).
-///     zero: whether buffers are zeroed before reuse (default False).
-///     maintenance_thread: whether a thread detects completed copies and releases idle memory (default True). Without it, call
-///         `maintain()` periodically. This setting has no variable.
-///
-/// Raises:
-///     SettingError: a setting is invalid, or two settings contradict each other.
-///     TypeError: a setting is unknown, or its value has a type that no setting accepts.
-///     BackendError: the requested backend is not available, or cannot pin the reserve.
-///     LimitError: the reserve exceeds the limit "auto" or a shared limit.
-#[pyclass(frozen, weakref, module = "pinpool")]
-pub struct Pool {
+/// The methods of `Pool` that are written in Rust.
+#[pyclass(frozen, subclass, weakref, module = "pinpool._pinpool")]
+pub struct PoolCore {
     // Dropped first, so that `PoolHandle` drops the last reference to the pool, without the GIL.
     tagged: Option<pinpool::Pool>,
     handle: Arc<PoolHandle>,
@@ -97,7 +42,7 @@ impl Wake for Unpark {
     }
 }
 
-impl Pool {
+impl PoolCore {
     pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
         self.handle.pool()
     }
@@ -107,26 +52,23 @@ impl Pool {
     }
 
     /// Returns the pool, with the tag of this handle.
-    pub(crate) fn requester(&self) -> PyResult<&pinpool::Pool> {
+    pub(crate) fn tagged_pool(&self) -> PyResult<&pinpool::Pool> {
         self.tagged.as_ref().map_or_else(|| self.pool(), Ok)
     }
 
     /// Returns an idle buffer, if a hit is short enough to keep the GIL.
     fn get_idle_with_gil(&self, len: usize) -> PyResult<Option<Buffer>> {
         let keeps_gil = self.handle.origin.get().is_some_and(|origin| origin.keeps_gil_on_hit());
-        if !keeps_gil || !pinpool::unstable::fast_path::is_open(self.pool()?) {
-            return Ok(None);
-        }
-        self.try_get_idle(len)
+        if keeps_gil && pinpool::unstable::fast_path::is_open(self.pool()?) { self.try_get_idle(len) } else { Ok(None) }
     }
 
     fn try_get_idle(&self, len: usize) -> PyResult<Option<Buffer>> {
-        Ok(self.requester()?.try_get(len).map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.handle)))
+        Ok(self.tagged_pool()?.try_get(len).map_err(|error| exception(&error))?.map(|buf| buffer(buf, &self.handle)))
     }
 
     /// Waits for a buffer and checks for signals periodically. The request keeps its place in the queue.
     fn get_interruptibly(&self, py: Python<'_>, request: Request) -> PyResult<Result<PinnedBuf, Error>> {
-        let mut future = self.requester()?.get_async(request);
+        let mut future = self.tagged_pool()?.get_async(request);
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let served = wait_interruptibly(py, None, |wait| {
             if let Poll::Ready(served) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
@@ -141,28 +83,29 @@ impl Pool {
     }
 
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&pinpool::Pool) -> T + Send) -> PyResult<T> {
-        let pool = self.pool()?;
-        let outcome = py.detach(|| call(pool));
+        let outcome = self.pool().map(|pool| py.detach(|| call(pool)))?;
         log::flush(py)?;
         Ok(outcome)
     }
 }
 
 #[pymethods]
-impl Pool {
+impl PoolCore {
     #[new]
-    #[pyo3(signature = (*, name=None, env=true, **settings))]
+    #[pyo3(signature = (*, _core=None, name=None, env=true, **settings))]
     fn new(
         py: Python<'_>,
+        _core: Option<PyRef<'_, Self>>,
         name: Option<&Bound<'_, PyAny>>,
         env: bool,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        log::start();
-        let mut builder = pinpool::Pool::builder();
-        if !env {
-            builder = builder.without_env();
+        if let Some(Self { tagged, handle }) = _core.as_deref() {
+            return Ok(Self { tagged: tagged.clone(), handle: handle.clone() });
         }
+        log::start();
+        let builder = pinpool::Pool::builder();
+        let mut builder = if env { builder } else { builder.without_env() };
         if let Some(name) = name {
             builder = builder.name(text("name", name)?);
         }
@@ -185,8 +128,8 @@ impl Pool {
     ///
     /// Args:
     ///     nbytes: length in bytes, or text such as "64MiB".
-    ///     timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms". With 0 the call may still wait for
-    ///         other threads' driver calls (up to 0.1 s). Overrides `wait`.
+    ///     timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms" ("none" means no limit). With 0 the
+    ///         call may still wait for other threads' driver calls (up to 0.1 s). Overrides `wait`.
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -207,8 +150,8 @@ impl Pool {
         let served = if wait > SIGNAL_CHECK_INTERVAL {
             self.get_interruptibly(py, request)?
         } else {
-            let requester = self.requester()?;
-            py.detach(|| requester.get_with(request))
+            let pool = self.tagged_pool()?;
+            py.detach(|| pool.get_with(request))
         };
         let served = served.map(|buf| buffer(buf, &self.handle));
         log::flush(py)?;
@@ -236,7 +179,7 @@ impl Pool {
             return Ok(Bound::new(py, idle)?.into_any());
         }
         let request = Request::new(len).timeout(wait);
-        let waiting = PendingRequest::new(self.requester()?.get_async(request), self.handle.clone())?;
+        let waiting = PendingRequest::new(self.tagged_pool()?.get_async(request), self.handle.clone())?;
         Ok(Bound::new(py, waiting)?.into_any())
     }
 
@@ -296,8 +239,7 @@ impl Pool {
     ///     ForkError: as for `get`.
     #[pyo3(signature = (*, timeout=None))]
     fn wait_for_reserve(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-        let pool = self.pool()?;
-        let timeout = timeout.map(seconds).transpose()?;
+        let (pool, timeout) = (self.pool()?, timeout.map(seconds).transpose()?);
         let reserved = wait_interruptibly(py, timeout, |wait| {
             pool.wait_for_reserve(wait).map(|is_pinned| is_pinned.then_some(()))
         })?;
@@ -364,10 +306,8 @@ impl Pool {
         self.call(py, |pool| pool.set_max_bytes(limit))?.map_err(|error| exception(&error))
     }
 
-    /// Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
-    /// `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag. All other calls act on the whole pool:
-    /// `close()`, and so the end of a `with` block, closes it.
-    fn tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
+    /// A handle to the same pool, for the constructor.
+    fn _tagged(&self, py: Python<'_>, tag: &str) -> PyResult<Self> {
         Ok(Self { handle: self.handle.clone(), tagged: Some(self.call(py, |pool| pool.tagged(tag))?) })
     }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Fills in the structure of the buffer protocol.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::errors::{ClosedError, ReleasedError, TimeoutError, shared_exception};
 use crate::interrupts::wait_interruptibly;
 use crate::log;
 use crate::memory::{BufferOrigin, Memory};
-use crate::pool::Pool;
+use crate::pool::PoolCore;
 use crate::without_gil::without_gil;
 
 /// The shared buffers in the trainer.
@@ -61,7 +61,7 @@ impl SharedPoolCore {
     #[new]
     fn new(
         py: Python<'_>,
-        pool: &Pool,
+        pool: &PoolCore,
         buffer_bytes: &Bound<'_, PyAny>,
         num_buffers: usize,
         hugetlb: Option<bool>,
@@ -78,7 +78,9 @@ impl SharedPoolCore {
     }
 
     fn fileno(&self) -> PyResult<RawFd> {
-        Ok(self.shared()?.as_fd().as_raw_fd())
+        let shared = self.shared()?;
+        // SAFETY: only the number leaves this call. The documentation of `fileno` forbids other writes to the memory.
+        Ok(unsafe { shared.descriptor() }.as_raw_fd())
     }
 
     fn receive(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<Buffer> {
@@ -109,7 +111,7 @@ impl SharedPoolCore {
 
     /// Workers; buffers that are free, being filled, sent, received or in flight, and kept by the program.
     fn counts(&self) -> PyResult<(usize, usize, usize, usize, usize, usize)> {
-        let (counts, unreturned) = (self.shared()?.counts(), self.origin.unreturned.load(Ordering::Relaxed));
+        let (counts, unreturned) = (self.shared()?.counts(), self.origin.num_unreturned.load(Ordering::Relaxed));
         Ok((self.shared()?.worker_count(), counts.free, counts.filling, counts.sent, counts.received, unreturned))
     }
 
@@ -159,7 +161,8 @@ impl SharedWorker {
         }
         // SAFETY: the descriptor is borrowed for this call only, and the kernel refuses a closed descriptor.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(failed)?;
-        let worker = buffers::SharedWorker::attach(own).map_err(shared_exception)?;
+        // SAFETY: the documentation of `fileno` forbids other writes to the memory.
+        let worker = unsafe { buffers::SharedWorker::attach(own) }.map_err(shared_exception)?;
         Ok(Self { worker })
     }
 

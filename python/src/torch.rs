@@ -75,7 +75,7 @@ struct Functions {
     trim: unsafe extern "C" fn(*const Pool),
     totals: unsafe extern "C" fn(*const Pool, *mut Totals),
     is_capturing: unsafe extern "C" fn(*const Stream) -> c_int,
-    record: unsafe extern "C" fn(*const c_void, *const Stream) -> c_int,
+    record_foreign_buffer: unsafe extern "C" fn(*const c_void, *const Stream) -> c_int,
 }
 
 /// The memory of the cgroup or machine in bytes, and where that number comes from; `None` if the system does not report it.
@@ -88,14 +88,14 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 /// The address of a table of functions for `pool`. An installed table is never freed, because torch may use the memory until the
 /// process exits.
 #[pyfunction]
-pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::Pool>) -> PyResult<usize> {
-    let handle = pool.get().handle();
-    let (is_cuda_pinned, pool) = (pool.py().detach(|| handle.origin().is_cuda_pinned), pool.get().requester()?.clone());
-    if !is_cuda_pinned && pool.unstable_config().backend.name() == "auto" {
+pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::PoolCore>) -> PyResult<usize> {
+    let (py, pool) = (pool.py(), pool.get());
+    if !py.detach(|| pool.handle().origin().is_cuda_pinned) && pool.pool()?.unstable_config().backend.name() == "auto" {
         let text = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(text));
     }
-    let functions = Functions { pool: Box::leak(Box::new(pool)), get, put, trim, totals, is_capturing, record };
+    let pool = Box::leak(Box::new(pool.tagged_pool()?.clone()));
+    let functions = Functions { pool, get, put, trim, totals, is_capturing, record_foreign_buffer };
     Ok(ptr::from_ref(Box::leak(Box::new(functions))).expose_provenance())
 }
 
@@ -223,7 +223,7 @@ unsafe extern "C" fn is_capturing(stream: *const Stream) -> c_int {
 /// # Safety
 ///
 /// `stream` is a live stream.
-unsafe extern "C" fn record(address: *const c_void, stream: *const Stream) -> c_int {
+unsafe extern "C" fn record_foreign_buffer(address: *const c_void, stream: *const Stream) -> c_int {
     // SAFETY: `stream` is the caller's live stream.
     let &Stream { handle, device } = unsafe { &*stream };
     let stream = crate::stream::Stream { handle: handle.addr(), device: device.try_into().ok() };

@@ -29,6 +29,8 @@ def decode(pool, images):
     ("call", "error", "said"),
     [
         (lambda pool: pinpool.Pool("64MiB"), TypeError, "positional"),
+        (lambda pool: pinpool.Pool(_core=pool), TypeError, "_core is not a setting of a pool"),
+        (lambda pool: type("Mine", (pinpool.Pool,), {}), TypeError, "pinpool.Pool cannot be subclassed"),
         (lambda pool: pinpool.Pool(wait=[]), TypeError, "wait must be a str, a number, .* not a list"),
         (lambda pool: pinpool.Pool(purple="1GiB"), TypeError, r'"purple" is not a setting of a pool; they are name, env, max_bytes, .*zero,'),
         (lambda pool: pinpool.Pool(max_bytes="lots"), pinpool.SettingError, "PINPOOL_MAX_BYTES=lots: .*like 2GiB"),
@@ -96,6 +98,7 @@ def decode(pool, images):
         (lambda pool: load(pool).set_epoch(1), AttributeError, "use another `for` loop, which begins at the next epoch, or load_state_dict"),
         (lambda pool: ImageDecoder(224), TypeError, "missing 1 required positional argument: 'width'"),
         (lambda pool: ImageDecoder(224, 224, dtype="float32"), TypeError, "no argument 'dtype': images are uint8"),
+        (lambda pool: ImageDecoder(224, 224, "CHW"), TypeError, "takes 3 positional arguments but 4 were given"),
         (lambda pool: ImageDecoder(224, "224"), TypeError, "width must be an int, not '224'"),
         (lambda pool: ImageDecoder(True, 224), TypeError, "height must be an int, not True"),
         (lambda pool: ImageDecoder(0, 1), ValueError, "height must be 1 or more, not 0"),

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import sys
+import threading
 import types
 
 import numpy as np
@@ -47,6 +48,26 @@ def test_install_for_cupy_makes_a_pool_from_settings(pool, monkeypatch):
         module.install(pool)
     module.uninstall()
     assert allocators[-1] == "default" and module.installed_pool() is None
+    refused = []
+
+    def install_at_once(_allocator):
+        """Installs another pool in another thread while this thread installs its own."""
+        fake.set_pinned_memory_allocator = allocators.append
+
+        def install():
+            with pytest.raises(pinpool.AlreadyInstalledError):
+                module.install(pool)
+            refused.append(pool)
+
+        threads.append(threading.Thread(target=install))
+        threads[0].start()
+        threads[0].join(0.2)
+
+    threads, fake.set_pinned_memory_allocator = [], install_at_once
+    assert module.install(made) is made
+    threads[0].join(300)
+    assert refused == [pool] and module.installed_pool() is made
+    module.uninstall()
     with pytest.raises(TypeError, match="not both: max_bytes"):
         module.install(pool, max_bytes="1MiB")
     assert module.install(pool) is pool is module.installed_pool()

@@ -94,7 +94,7 @@ def test_a_sample_of_a_shard_has_arrays_labels_and_its_other_fields(tmp_path):
         numbers = [label // 10 for label in batch.labels]
         assert (batch.field("jpg;png") == np.stack([images[number] for number in numbers])).all()
         assert (batch.field("png") == batch.field("jpg")).all() and (batch["png"] == batch.field("png")).all()
-        assert batch["labels"] == batch.labels
+        assert batch["labels"] == batch.labels == batch.label_array.tolist() and batch.label_array.dtype == np.int64
         assert [bytes(text) for text in batch.field("txt")] == [b"word" * number for number in numbers]
         sample = batch[0]
         assert sorted(sample) == ["cls", "jpg", "png", "txt"]
@@ -192,18 +192,18 @@ def test_braces_and_patterns_name_files_in_order(tmp_path):
 def test_a_directory_of_only_shards_is_opened(tmp_path):
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", [(f"{number}{sample}.txt", b"x") for sample in range(4)])
-    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).total_samples == 12
+    assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap()).num_samples == 12
     (tmp_path / "README").write_bytes(b"about the shards")
     said = r"0\.tar \(and 2 more\) is in a directory with other files: name the archives, as in '.*/\*\.tar', pass open_archives=True .*=False"
     with pytest.raises(ValueError, match=said):
         pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap())
     for open_archives, samples in ((False, 4), (True, 13)):
-        assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=open_archives).total_samples == samples
-    assert pinpool_loader.Loader(f"{tmp_path}/*.tar", batch_size=1, pool=heap()).total_samples == 12
+        assert pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), open_archives=open_archives).num_samples == samples
+    assert pinpool_loader.Loader(f"{tmp_path}/*.tar", batch_size=1, pool=heap()).num_samples == 12
     (tmp_path / "texts").mkdir()
     for name in ("a.json.gz", "b.txt"):
         (tmp_path / "texts" / name).write_bytes(b"x")
-    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).total_samples == 2, "not an archive"
+    assert pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap()).num_samples == 2, "not an archive"
     (tmp_path / "texts" / "c.TAR.GZ").write_bytes(b"x")
     with pytest.raises(ValueError, match="c.TAR.GZ: compressed files are not supported"):
         pinpool_loader.Loader(tmp_path / "texts", batch_size=1, pool=heap())
@@ -222,6 +222,9 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_numbers_and_refuses
     assert copied("a.tar") == {("png",): [[[[3] * 3] * 2] * 2], ("labels",): [7]}
     assert copied("a.tar", label_function=lambda text: int(text) / 2)[("labels",)] == [3.5]
     assert list(copied("a.tar", label_function=str)) == [("png",)]
+    [of_text] = pinpool_loader.Loader(tmp_path / "a.tar", pool=heap(), **settings, label_function=str)
+    with pytest.raises(TypeError, match="the label '7' is not a number: use batch.labels"):
+        _ = of_text.label_array
     with pytest.raises(TypeError, match="the field 'txt' of this Batch is not decoded: .* in map="):
         copied("b.tar")
     with pytest.raises(TypeError, match="the field 'cls' of this Batch is not decoded"):
@@ -230,3 +233,20 @@ def test_to_device_copies_decoded_fields_and_labels_that_are_numbers_and_refuses
     with pytest.raises(ValueError, match="the decoded field 'labels' of this Batch is named like its labels"):
         copied("c.tar", decode={"labels": pinpool_loader.ImageDecoder(2, 2)})
     assert copied("c.tar", decode={"png;labels": pinpool_loader.ImageDecoder(2, 2)}).keys() == {("png", "labels"), ("labels",)}
+
+
+def test_on_the_cpu_to_device_returns_tensors_over_the_memory_of_the_batch(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    PIL.new("RGB", (4, 4), (3, 3, 3)).save(tmp_path / "0.png")
+    [batch] = pinpool_loader.Loader(tmp_path, batch_size=1, pool=heap(), decode={"png": pinpool_loader.ImageDecoder(2, 2)})
+    without_gpu = {} if not torch.cuda.is_available() else {"device": "cpu"}
+    for moved in (batch.to("cpu"), batch.to(torch.device("cpu"), non_blocking=False), pinpool.torch.to_device(batch, **without_gpu)):
+        assert moved["png"].data_ptr() == batch["png"].ctypes.data and moved["labels"].tolist() == [0]
+    tensor = torch.ones(3)
+    assert pinpool.torch.to_device({"x": [tensor, "text"]}, "cpu")["x"][0] is tensor
+    with pytest.raises(TypeError, match="neither a tensor nor a numeric array is in this list"):
+        pinpool.torch.to_device(["text"], "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "device", lambda device: 1 / 0)  # A torch without CUDA refuses `torch.device(0)`.
+    with pytest.raises(pinpool.BackendError, match="torch finds none"):
+        pinpool.torch.to_device(tensor, 0)

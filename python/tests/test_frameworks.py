@@ -96,6 +96,16 @@ def test_accelerate_gives_every_sample_of_every_epoch(folder):
         assert seen == list(range(SAMPLES))
 
 
+def test_lightning_and_accelerate_convert_a_batch(tmp_path):
+    accelerate, fabric = pytest.importorskip("accelerate"), pytest.importorskip("lightning.fabric")
+    pytest.importorskip("PIL.Image").new("RGB", (4, 4)).save(tmp_path / "0.png")
+    decode = {"png": pinpool_loader.ImageDecoder(2, 2)}
+    [batch] = loader(tmp_path / "0.png", batch_size=1, decode=decode, map=None)
+    for convert in (accelerate.utils.send_to_device, fabric.utilities.move_data_to_device):
+        converted, name = convert((batch, "name"), torch.device("cpu"))
+        assert converted["png"].shape == (1, 2, 2, 3) and converted["labels"].tolist() == [0] and name == "name"
+
+
 def test_a_stateful_dataloader_continues_in_an_epoch(folder):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 

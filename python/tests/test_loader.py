@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+import sys
 import threading
 import types
 import warnings
@@ -62,7 +63,7 @@ def test_batches_have_the_samples_their_names_and_their_labels(files, pool):
             assert batch.is_whole(at) and batch.sample_offsets[at] == 0
             seen += 1
         assert batch.nbytes == sum(map(len, batch)) == batch.buffer.nbytes
-    assert (seen, loader.total_samples, loader.total_bytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
+    assert (seen, loader.num_samples, loader.nbytes, len(loader)) == (20, 20, sum(range(20)) * 37, 7)
 
 
 def test_samples_are_views_of_pinned_memory_without_a_copy(files, pool):
@@ -493,10 +494,17 @@ def test_one_of_several_ranks_needs_a_world_size(files, pool, monkeypatch):
     for ranks, settings in [("8", {"world_size": 1}), ("8", {"rank": 2, "world_size": 4, "even": True}), ("1", {}), ("many", {})]:
         monkeypatch.setenv("WORLD_SIZE", ranks)
         with warnings.catch_warnings(action="error"):
-            assert load(files, pool, **settings).total_samples == 20
+            assert load(files, pool, **settings).num_samples == 20
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(TypeError, match="world_size= is missing although WORLD_SIZE=8: pass rank= and world_size=, or world_size=1"):
+    with pytest.raises(TypeError, match="world_size= is missing although WORLD_SIZE or torch.distributed shows 8 ranks: pass rank="):
         load(files, pool)
+    monkeypatch.delenv("WORLD_SIZE")
+    distributed = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 4)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    with pytest.raises(TypeError, match="shows 4 ranks: pass rank="):
+        load(files, pool)
+    distributed.is_initialized = lambda: False
+    assert load(files, pool).num_samples == 20
 
 
 def test_a_loader_creates_its_own_pool(files):

@@ -1,6 +1,7 @@
 """Pools: settings, requests, statistics, errors."""
 
 import asyncio
+import dataclasses
 import datetime
 import functools
 import gc
@@ -64,7 +65,8 @@ def test_a_request_that_times_out_raises_timeout_error(pool):
         pool.get("32MiB", timeout=0)
     assert not isinstance(caught.value, pinpool.TimeoutError)
     held.release()
-    pool.get("32MiB", timeout=float("inf"))
+    for timeout in (float("inf"), " None "):
+        pool.get("32MiB", timeout=timeout)
 
 
 def test_other_threads_run_while_one_waits_at_the_limit(pool):
@@ -158,6 +160,7 @@ def test_a_closed_pool_fails_requests_and_keeps_buffers_valid(pool):
         thread.join(300)
     assert len(errors) == 1 and isinstance(errors[0], pinpool.ClosedError) and isinstance(errors[0], ValueError)
     images = pool.tagged("images")
+    assert type(images) is pinpool.Pool
     for request in (pool.get, pool.try_get, pool.empty, pool.reserve, images.get):
         with pytest.raises(pinpool.ClosedError):
             request(1000)
@@ -263,7 +266,7 @@ def test_the_module_diagnoses_each_pool():
     for _ in range(30):
         one.get(4096).release()
     by_name = pinpool.diagnose()
-    assert by_name["why-a"].splitlines()[0] == one.diagnose().splitlines()[0] and by_name["why-b"].cause == other.diagnose().cause
+    assert by_name["why-a"].text.splitlines()[0] == one.diagnose().text.splitlines()[0] and by_name["why-b"].cause == other.diagnose().cause
     assert [name for name in by_name if name.startswith("why-")] == ["why-a", "why-b", "why-a 2"] and "unnamed" in by_name
     del other, third, unnamed
     gc.collect()
@@ -286,7 +289,7 @@ def test_pools_may_be_created_while_all_are_diagnosed():
     assert sum(name.startswith("kept-") for name in by_name) == 3 and len(pools) > 6
 
 
-def test_a_diagnosis_is_a_text_with_its_cause_and_the_setting():
+def test_a_diagnosis_has_a_text_its_cause_and_the_setting():
     small = heap(preset="tensorflow", max_bytes="4MiB", wait="300s")
 
     def use():
@@ -295,10 +298,15 @@ def test_a_diagnosis_is_a_text_with_its_cause_and_the_setting():
                 time.sleep(0.003)
 
     run_threads(use, use, use, use)
-    for diagnosis in (small.diagnose(), pickle.loads(pickle.dumps(small.diagnose()))):
-        assert isinstance(diagnosis, pinpool.Diagnosis) and diagnosis.startswith("limit_too_small: ")
+    diagnosis = small.diagnose()
+    assert diagnosis == pickle.loads(pickle.dumps(diagnosis)) != dataclasses.replace(diagnosis, cause="healthy")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        diagnosis.cause = "healthy"
+    for diagnosis in (diagnosis, pickle.loads(pickle.dumps(diagnosis))):
+        assert isinstance(diagnosis, pinpool.Diagnosis) and f"{diagnosis}" == str(diagnosis) == diagnosis.text
+        assert diagnosis.text.startswith("limit_too_small: ")
         assert diagnosis.cause == "limit_too_small" and diagnosis.is_alarm and diagnosis.seconds_lost > 0
         name, value = diagnosis.setting
-        assert name == "max_bytes" and int(value) > 4 * MIB and f"PINPOOL_MAX_BYTES={value}" in diagnosis
+        assert name == "max_bytes" and value > 4 * MIB and f"PINPOOL_MAX_BYTES={value}" in diagnosis.text
     healthy = heap().diagnose()
     assert healthy.cause in ("healthy", "warming_up") and not healthy.is_alarm and healthy.setting is None

@@ -55,7 +55,7 @@ batch = {"images": pool.empty(9, "uint8", library="torch"), "labels": torch.zero
 hold(stream.cuda_stream)
 Model().transfer_batch_to_device(batch, torch.device("cuda"), 0)
 del batch
-print(held_back(pool)[:2])
+print(buffer_counts(pool)[:2])
 let_run(stream.cuda_stream)
 """
 EXAMPLES = examples("python/README.md") + examples("README.md")[1:]

@@ -1,5 +1,6 @@
 """`SharedPool` with fork, spawn and forkserver, and with killed workers."""
 
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -45,6 +46,8 @@ def started():
 def fill(shared, connection):
     with pytest.raises(pinpool.ForkError):
         shared.receive_next(timeout=0)  # Only the trainer receives.
+    with pytest.raises(pinpool.ForkError):
+        shared.pool.get(1)
     for value in range(10):
         buf = shared.get(50_000, timeout=300)
         np.frombuffer(buf, np.uint8)[:] = value
@@ -127,10 +130,30 @@ def test_a_worker_that_ignores_the_request_to_end_is_killed(shared, started, mon
     assert worker.exitcode == -signal.SIGKILL
 
 
+def test_a_child_forked_within_a_loop_is_refused_and_does_not_end_the_loop(shared, started):
+    loop = iter(shared.batches([shared.collate([number]) for number in range(3)]))
+    assert next(loop).tolist() == [0]
+
+    def use_in_child(connection):
+        calls = [shared.counts, shared.recover, lambda: next(iter(shared.batches([])))]
+        for call in [*calls, *(lambda name=name: getattr(shared, name) for name in ("num_live_workers", "pool", "pinned_by", "is_hugetlb"))]:
+            with pytest.raises(pinpool.ForkError, match="worker of the shared pool"):
+                call()
+        connection.send((inspect.getgeneratorstate(shared._loop), repr(shared)))
+
+    ours, theirs = multiprocessing.Pipe()
+    child = started("fork", use_in_child, theirs)
+    theirs.close()
+    assert ours.recv() == (inspect.GEN_SUSPENDED, "<pinpool.SharedPool of 4 buffers of 100000 bytes, attached>")
+    child.join(300)
+    assert [batch.tolist() for batch in loop] == [[1], [2]] and shared.counts()["free"] == 4
+
+
 def test_received_buffers_outlive_the_shared_pool(pool):
     shared = pinpool.SharedPool(1000, 2, pool=pool)
     array = shared.unpack(shared.pack({"x": np.arange(10), "name": "a"}))
     shared.close()
+    assert shared.pool is pool
     del shared
     assert array["name"] == "a" and (array["x"] == np.arange(10)).all()
 

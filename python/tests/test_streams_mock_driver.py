@@ -40,14 +40,14 @@ def test_a_buffer_is_not_reused_before_the_work_on_its_stream_completes(with_moc
         hold(stream)
         copy(buf, stream)
         buf.release(stream={form})
-        assert buf.is_released and held_back(pool) == (1, 0, 0)
+        assert buf.is_released and buffer_counts(pool) == (1, 0, 0)
         assert pool.try_get(SIZE) is None
         other = pool.get(SIZE)
         assert other.ptr != address
         np.frombuffer(other, np.uint8)[:] = 9
         let_run(stream)
         assert on_device(SIZE) == {{7}}
-        settled(pool, (0, 1, 1))
+        wait_for_counts(pool, (0, 1, 1))
         assert pool.try_get(SIZE).ptr == address
     """)
 
@@ -62,14 +62,14 @@ def test_a_recorded_stream_counts_however_the_buffer_ends(with_mock_driver, end)
             for stream in streams:
                 copy(buf, stream)
                 buf.record_stream(stream)
-            assert held_back(pool)[:2] == (0, 1), "it stays in use"
+            assert buffer_counts(pool)[:2] == (0, 1), "it stays in use"
             {end}
-            assert held_back(pool)[:2] == (1, 0)
+            assert buffer_counts(pool)[:2] == (1, 0)
             let_run(streams[0])
             driver("cuStreamSynchronize", ctypes.c_void_p(streams[0]))
-            assert held_back(pool)[:2] == (1, 0), "the other stream still reads"
+            assert buffer_counts(pool)[:2] == (1, 0), "the other stream still reads"
             let_run(streams[1])
-            settled(pool, (0, 0, 1))
+            wait_for_counts(pool, (0, 0, 1))
             pool.get(SIZE).release()
     """)
 
@@ -104,16 +104,16 @@ def test_memory_of_arrays_and_tensors_is_kept_by_the_recorded_streams(with_mock_
         if "torch" in {array!r}: import torch
         pool, stream = pool_of(), new_stream()
         array = {array}
-        settled(pool, (0, 1, 0))
+        wait_for_counts(pool, (0, 1, 0))
         hold(stream)
         part = array[5:]
         pinpool.record_stream(part, stream)
         del array
-        assert held_back(pool) == (0, 1, 0)
+        assert buffer_counts(pool) == (0, 1, 0)
         del part
-        assert held_back(pool) == (1, 0, 0)
+        assert buffer_counts(pool) == (1, 0, 0)
         let_run(stream)
-        settled(pool, (0, 0, 1))
+        wait_for_counts(pool, (0, 0, 1))
     """)
 
 
@@ -131,39 +131,51 @@ def test_one_call_records_the_stream_for_all_arrays_of_a_batch(with_mock_driver)
         except TypeError as error: assert "the tensors of a deque would not be recorded" in str(error)
         else: raise AssertionError("no error")
         del batch, meta, array, other, hidden
-        assert held_back(pool) == (3, 0, 0)
+        assert buffer_counts(pool) == (3, 0, 0)
         let_run(stream)
-        settled(pool, (0, 0, 3))
+        wait_for_counts(pool, (0, 0, 3))
     """)
 
 
-def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(with_mock_driver, tmp_path, monkeypatch):
+#: torch without a GPU, whose copies `calls` records: `gpu` is its current stream.
+TORCH = (
+    PRELUDE
+    + """
+import contextlib, dataclasses, types
+import torch
+import pinpool.torch
+import pinpool_loader
+
+calls, pool = [], pool_of()
+gpu = types.SimpleNamespace(device=torch.device("cuda", 1), cuda_stream=new_stream())
+
+def to(tensor, *target, **options):
+    calls.append((*target, options, torch.cuda.used))
+    if tensor.numel() == 3: raise RuntimeError("out of memory")
+    return tensor.clone()
+
+@contextlib.contextmanager
+def use(stream):
+    torch.cuda.used = stream
+    yield
+
+def tensor(): return pool.empty(SIZE, "uint8", library="torch").fill_(5)
+
+def use_fake_gpu():
+    torch.Tensor.to, torch.cuda.is_available, torch.cuda.stream, torch.cuda.current_stream = to, lambda: True, use, lambda device: gpu
+"""
+)
+
+
+def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(with_mock_driver):
     pytest.importorskip("torch")
-    (tmp_path / "images").mkdir()
-    for name in ("a.jpg", "b.png"):
-        pytest.importorskip("PIL.Image").new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "images" / name)
-    monkeypatch.chdir(tmp_path)
-    with_mock_driver("""
-        import contextlib, dataclasses, types
-        import torch
-        import pinpool.torch
-        import pinpool_loader
-        try: pinpool.torch.to_device(torch.zeros(3))
+    with_mock_driver(
+        """
+        try: pinpool.torch.to_device(torch.zeros(3), "cuda")
         except pinpool.BackendError as error: assert "torch finds none" in str(error)
         else: assert torch.cuda.is_available()
-        calls, pool = [], pool_of()
-        gpu = types.SimpleNamespace(device=torch.device("cuda", 1), cuda_stream=new_stream())
-        def to(tensor, *target, **options):
-            calls.append((*target, options, torch.cuda.used))
-            if tensor.numel() == 3: raise RuntimeError("out of memory")
-            return tensor.clone()
-        @contextlib.contextmanager
-        def use(stream):
-            torch.cuda.used = stream
-            yield
         outside, packed = torch.ones(4), torch.nn.utils.rnn.pack_sequence([torch.ones(4, 2)])
-        torch.Tensor.to, torch.cuda.is_available, torch.cuda.stream, torch.cuda.current_stream = to, lambda: True, use, lambda device: gpu
-        def tensor(): return pool.empty(SIZE, "uint8", library="torch").fill_(5)
+        use_fake_gpu()
         for stream in (None, gpu):
             batch = {"x": (tensor(), [outside]), "packed": packed, "more": [7, "name", None, np.array(["text"]), torch.empty(0)]}
             batch["array"] = tensor().numpy()
@@ -174,28 +186,70 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
             assert len(calls) == 5 and all(call == (gpu.device, {"non_blocking": True}, gpu) for call in calls), calls
             batch = None
             calls.clear()
-            assert held_back(pool)[:2] == (2, 0) and torch.equal(copy["array"], copy["x"][0]), held_back(pool)
+            assert buffer_counts(pool)[:2] == (2, 0) and torch.equal(copy["array"], copy["x"][0]), buffer_counts(pool)
             let_run(gpu.cuda_stream)
-            settled(pool, (0, 0, 2))
+            wait_for_counts(pool, (0, 0, 2))
+    """,
+        TORCH,
+    )
+
+
+def test_to_device_keeps_the_memory_of_a_batch_of_a_loader(with_mock_driver, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    (tmp_path / "images").mkdir()
+    for name in ("a.jpg", "b.png"):
+        pytest.importorskip("PIL.Image").new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "images" / name)
+    monkeypatch.chdir(tmp_path)
+    with_mock_driver(
+        """
+        use_fake_gpu()
+        outside = torch.ones(4)
         for settings in ({}, {"decode": {"jpg;png": pinpool_loader.ImageDecoder(4, 4)}}):
-            loader_pool = pool_of()
-            [batch] = pinpool_loader.Loader("images", batch_size=2, pool=loader_pool, **settings)
-            hold(gpu.cuda_stream)
-            for given in (batch, [batch], [outside, batch]):
-                try: copy = pinpool.torch.to_device(given, stream=gpu)
+            for given in ("batch", "[batch]", "[outside, batch]", "batch.to"):
+                loader_pool = pool_of()
+                [batch] = pinpool_loader.Loader("images", batch_size=2, pool=loader_pool, **settings)
+                hold(gpu.cuda_stream)
+                try: copy = batch.to(gpu.device) if given == "batch.to" else pinpool.torch.to_device(eval(given), stream=gpu)
                 except TypeError as error: assert not settings and "no field of this Batch is decoded" in str(error), error
-                else: assert settings
-            if settings:
-                assert list(copy[1]) == ["jpg", "labels"]
-                assert torch.equal(copy[1]["jpg"], torch.from_numpy(batch["jpg"])) and copy[1]["labels"].tolist() == batch["labels"] == [0, 0]
-                batch = given = None
-                assert held_back(loader_pool)[:2] == (1, 0)
-            let_run(gpu.cuda_stream)
+                else:
+                    assert settings
+                    copy = copy[-1] if isinstance(copy, list) else copy
+                    assert list(copy) == ["jpg", "labels"]
+                    assert torch.equal(copy["jpg"], torch.from_numpy(batch["jpg"])) and copy["labels"].tolist() == batch["labels"] == [0, 0]
+                    batch = None
+                    assert buffer_counts(loader_pool)[:2] == (1, 0)
+                let_run(gpu.cuda_stream)
+        waits, gpu.synchronize = [], lambda: waits.append(gpu)
+        [batch] = pinpool_loader.Loader("images", batch_size=2, pool=pool, **settings)
+        batch.to("cuda")
+        assert not waits
+        batch.to("cuda", non_blocking=False)
+        assert waits == [gpu]
+    """,
+        TORCH,
+    )
+
+
+def test_to_device_keeps_the_memory_of_copies_before_a_failure(with_mock_driver):
+    pytest.importorskip("torch")
+    with_mock_driver(
+        """
+        use_fake_gpu()
         hold(gpu.cuda_stream)
         try: pinpool.torch.to_device([tensor(), torch.zeros(3)], "cuda:1")
         except RuntimeError as error: assert str(error) == "out of memory"
-        assert held_back(pool)[:2] == (1, 0), "the copy before the failure"
+        assert buffer_counts(pool)[:2] == (1, 0), "the copy before the failure"
         let_run(gpu.cuda_stream)
+    """,
+        TORCH,
+    )
+
+
+def test_to_device_refuses_objects_with_hidden_tensors_and_other_devices(with_mock_driver):
+    pytest.importorskip("torch")
+    with_mock_driver(
+        """
+        use_fake_gpu()
         Box = dataclasses.make_dataclass("Box", ["items"])
         assert pinpool.torch.to_device([tensor(), Box(["name", np.array(["text"])])], stream=gpu)[1] == Box(["name", np.array(["text"])])
         Graph = type("Graph", (), {"to": lambda self, device: self})
@@ -206,11 +260,14 @@ def test_to_device_keeps_the_memory_of_each_tensor_until_its_copy_has_completed(
             ([np.array(["text"]), 7], "cuda", TypeError, "neither a tensor nor a numeric array is in this list"),
             ([tensor(), Box({"x": [np.ones(2)]})], "cuda", TypeError, "the tensors of a Box would not be copied: pass them in a dict"),
             (tensor(), "cuda:0", ValueError, "not on cuda:0"),
+            (tensor(), "cpu", ValueError, "not on cpu"),
         ):
             try: pinpool.torch.to_device(batch, device, stream=gpu)
             except error as found: assert said in str(found), found
             else: raise AssertionError(said)
-    """)
+    """,
+        TORCH,
+    )
 
 
 def test_a_refused_stream_keeps_each_buffer_of_a_batch_from_reuse(with_mock_driver):
@@ -247,7 +304,7 @@ for _ in range(1000):
     driver("cuStreamSynchronize", ctypes.c_void_p(stream))
 assert cuda.mock_driver_calls(b"cuEventDestroy_v2") > 900
 buf.release()
-settled(pool, (0, 0, 1))
+wait_for_counts(pool, (0, 0, 1))
 """
     )
 
@@ -266,9 +323,9 @@ assert cuda.mock_driver_calls(b"cuEventRecord") == 51 and cuda.mock_driver_calls
 buf.release()
 let_run(streams[1])
 driver("cuStreamSynchronize", ctypes.c_void_p(streams[1]))
-assert held_back(pool)[:2] == (1, 0), "the other stream still reads"
+assert buffer_counts(pool)[:2] == (1, 0), "the other stream still reads"
 let_run(streams[0])
-settled(pool, (0, 0, 1))
+wait_for_counts(pool, (0, 0, 1))
 """
     )
 
@@ -336,7 +393,7 @@ def test_pinned_memory_is_exported_as_cuda_host_on_request(with_mock_driver):
         ("cuMemFreeHost", {"pool_size_limit": 0}, "globals().pop('buf')"),
         ("cuMemFreeHost", {}, "(buf.release(), pool.trim())"),
         ("cuMemFreeHost", {}, "(buf.release(), globals().pop('pool'))"),
-        ("cuMemFreeHost", "SHARED", "(want(pool), buf.release())"),
+        ("cuMemFreeHost", "SHARED", "(let_another_pool_want_memory(pool), buf.release())"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -534,6 +591,6 @@ def test_a_torch_block_with_a_refused_stream_is_kept(with_mock_driver):
     assert pool.stats()["memory"]["in_use"] == 1
     assert put(block, streams, 2) == 0
     driver("cuCtxSynchronize")
-    settled(pool, (0, 0, 1))
+    wait_for_counts(pool, (0, 0, 1))
     assert pool.stats()["memory"]["quarantined"] == 0
     """)

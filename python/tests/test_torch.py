@@ -137,10 +137,10 @@ def test_a_copy_of_a_tensor_from_another_pool_is_recorded(tmp_path):
         hold(stream)
         assert all(probe.record_event(address, None, stream=stream - 100) for address in addresses)
         del tensor, received
-        assert held_back(pool)[0] == held_back(shared)[0] == 1 == shared.counts()["free"]
+        assert buffer_counts(pool)[0] == buffer_counts(shared.pool)[0] == 1 == shared.counts()["free"]
         let_run(stream)
-        settled(pool, (0, 0, 1))
-        settled(shared, (0, 0, 0))
+        wait_for_counts(pool, (0, 0, 1))
+        wait_for_counts(shared.pool, (0, 0, 0))
         assert shared.counts()["free"] == 2
     """
     run(PRELUDE + textwrap.dedent(code), LD_LIBRARY_PATH=mock_driver_environment(tmp_path)["LD_LIBRARY_PATH"])

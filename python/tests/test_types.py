@@ -24,7 +24,7 @@ def test_the_stubs_have_every_method_every_setting_and_the_same_docstrings():
     stubs = importlib.resources.files(pinpool) / "_pinpool.pyi"
     assert (importlib.resources.files(pinpool) / "py.typed").is_file()
     classes = {node.name: node for node in ast.parse(stubs.read_text()).body if isinstance(node, ast.ClassDef)}
-    for kind in (pinpool.Pool, pinpool.Buffer, pinpool.SharedBuffer):
+    for kind in (pinpool._pinpool.PoolCore, pinpool.Buffer, pinpool.SharedBuffer):
         methods = [node for node in classes[kind.__name__].body if isinstance(node, ast.FunctionDef)]
         declared = {node.name: node for node in reversed(methods)}  # The first overload has the docstring.
         public = {name for name in vars(kind) if not name.startswith("_")}
@@ -33,14 +33,17 @@ def test_the_stubs_have_every_method_every_setting_and_the_same_docstrings():
         for name in public:
             docstring = inspect.getdoc(getattr(kind, name))
             assert docstring is not None and ast.get_docstring(declared[name]) == docstring, name
+    assert all(inspect.getdoc(getattr(pinpool.Pool, name)) for name in dir(pinpool.Pool) if not name.startswith("_"))
     names = ["name", "env", *pinpool.Pool._setting_names()]
     assert list(pinpool.PoolSettings.__annotations__) == list(inspect.signature(pinpool.Pool).parameters) == names
     assert re.findall(r"^    (\w+): ", inspect.getdoc(pinpool.Pool).partition("Args:")[2].partition("Raises:")[0], re.M) == names
     of_loader = list(inspect.signature(pinpool_loader.Loader).parameters)
-    assert [name for name in of_loader if name not in ("paths", "map")] == list(pinpool_loader._loader._Settings.__annotations__)
+    assert [name for name in of_loader if name not in ("paths", "map")] == list(pinpool_loader.LoaderSettings.__annotations__)
 
 
 USE = """
+from typing import Unpack
+
 import numpy as np
 import torch
 
@@ -49,7 +52,7 @@ import pinpool_loader
 
 pool: pinpool.Pool = pinpool.torch.install(max_bytes="1GiB")
 installed: pinpool.Pool | None = pinpool.torch.installed_pool()
-num_in_use: int = pinpool.torch.uninstall()
+num_blocks_in_use: int = pinpool.torch.uninstall()
 shared = pinpool.SharedPool("1MiB", 4, library="numpy")
 batches: pinpool.SharedBatches = shared.batches([shared.collate([np.zeros(3)])])
 tensor: torch.Tensor = pool.empty((2, 3), torch.float32, library="torch")
@@ -66,6 +69,12 @@ loader.load_state_dict(loader.state_dict())
 cause: str = pool.diagnose().cause
 alarms: list[str] = [name for name, diagnosis in pinpool.diagnose().items() if diagnosis.is_alarm]
 print(len(batches), tensor.shape)
+
+def first(paths: str, nbytes: pinpool.Size, timeout: pinpool.Time, **settings: Unpack[pinpool_loader.LoaderSettings]) -> pinpool_loader.Batch:
+    shared.pool.get(nbytes, timeout=timeout)
+    return next(iter(pinpool_loader.Loader(paths, **settings)))
+
+moved: dict[str, torch.Tensor] = first("photos", 1 << 20, "1s", batch_size=4).to("cuda", non_blocking=True)
 """
 #: Each line is a mistake that a type checker finds.
 MISTAKES = [

@@ -35,7 +35,7 @@ from ._packed import PackedBatch
 from ._pinpool import Buffer, SharedBuffer
 from ._pinpool import __version__ as __version__
 from ._pool import Pool, diagnose
-from ._settings import PoolSettings
+from ._settings import PoolSettings, Size, Time
 from ._shared import SharedPool
 
 __all__ = [
@@ -59,7 +59,9 @@ __all__ = [
     "SharedBuffer",
     "SharedError",
     "SharedPool",
+    "Size",
     "TicketError",
+    "Time",
     "TrainerUnavailableError",
     "diagnose",
     "record_stream",

@@ -16,7 +16,8 @@ from . import _pinpool
 if TYPE_CHECKING:
     import torch
 
-    from ._pinpool import _Stream, _Time
+    from ._pinpool import _Stream
+    from ._settings import Time
 
     _Shape = SupportsIndex | Sequence[SupportsIndex]
     _Order = Literal["C", "F"]
@@ -39,10 +40,10 @@ def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> 
 
     Args:
         arrays: an array or tensor over a buffer of a pool (from `pool.empty`, a batch, `torch.from_dlpack(buf)` or
-            `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. `arrays` may also be a
-            `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple of arrays, in which one buffer of a pool suffices: other
-            memory, numbers, text and other objects are then ignored, but an object with a method `to`, and a dataclass or
-            another container with a tensor or array, are refused. Empty arrays have no memory and need no call.
+            `np.asarray(buf)`), or a view of such an array. One call covers all arrays of the same buffer. Empty arrays have no
+            memory and need no call. `arrays` may also be a `Batch` of `pinpool_loader.Loader`, or a dict, list or tuple with at
+            least one array in a pool. Other arrays, numbers, text and other objects in it are ignored. Objects that may hide
+            tensors are refused: objects with a method `to`, and dataclasses and other containers with a tensor or array.
         stream: as for `Buffer.record_stream`.
         missing_ok: whether arrays outside pools are accepted even if none is in a pool.
 
@@ -146,7 +147,7 @@ def _address(array: Any) -> int:
     return array.ctypes.data if array.size else 0
 
 
-def empty(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, library: str | None, timeout: _Time | None) -> Any:
+def empty(pool: _pinpool.PoolCore, shape: _Shape, dtype: Any, order: _Order, library: str | None, timeout: Time | None) -> Any:
     if library is None:
         library = "torch" if type(dtype).__module__ == "torch" else "numpy"
     if library not in ("numpy", "torch"):
@@ -165,7 +166,7 @@ def _lengths(shape: Any) -> tuple[int, ...]:
     return lengths
 
 
-def _empty_array(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, timeout: _Time | None) -> _Array:
+def _empty_array(pool: _pinpool.PoolCore, shape: _Shape, dtype: Any, order: _Order, timeout: Time | None) -> _Array:
     if type(dtype).__module__ == "torch":
         raise TypeError(f"dtype {dtype} belongs to torch: pass library='torch' for a tensor, or a NumPy dtype")
     lengths, dtype = _lengths(shape), np.dtype(float if dtype is None else dtype)
@@ -181,7 +182,7 @@ def _empty_array(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, 
     return np.ndarray(lengths, dtype, np.frombuffer(memoryview(buf), np.uint8), order=order)
 
 
-def _empty_tensor(pool: _pinpool.Pool, shape: _Shape, dtype: Any, order: _Order, timeout: _Time | None) -> torch.Tensor:
+def _empty_tensor(pool: _pinpool.PoolCore, shape: _Shape, dtype: Any, order: _Order, timeout: Time | None) -> torch.Tensor:
     try:
         import torch
     except ImportError as error:

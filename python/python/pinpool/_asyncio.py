@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from . import _pinpool
 
 if TYPE_CHECKING:
-    from ._pinpool import _Size, _Time
+    from ._settings import Size, Time
 
 
-async def get(pool: _pinpool.Pool, nbytes: _Size, timeout: _Time | None) -> _pinpool.Buffer:
+async def get(pool: _pinpool.PoolCore, nbytes: Size, timeout: Time | None) -> _pinpool.Buffer:
     waiting = pool._begin_get(nbytes, timeout)
     if isinstance(waiting, _pinpool.Buffer):
         return waiting

@@ -1,15 +1,9 @@
-from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, Unpack, final, overload
+from typing import Any, Literal, Protocol, Self, TypeAlias, Unpack, final
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from ._diagnosis import Diagnosis
 from ._errors import PinpoolError
-from ._settings import PoolSettings
+from ._settings import PoolSettings, Size, Time
 
 __version__: str
 
@@ -34,8 +28,6 @@ class _NumbaStream(Protocol):
     def handle(self) -> Any: ...
 
 _Stream: TypeAlias = int | _TorchStream | _AcceleratorStream | _CupyStream | _CudaStream | _NumbaStream
-_Size: TypeAlias = SupportsIndex | str
-_Time: TypeAlias = float | str | timedelta
 
 @final
 class Buffer:
@@ -123,74 +115,17 @@ class Buffer:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-@final
-class Pool:
-    """A pool of pinned host memory.
+class PoolCore:
+    """The methods of `Pool` that are written in Rust."""
 
-        pool = pinpool.Pool(max_bytes="2GiB", name="loader")
-        with pool.get(4096) as buf:
-            np.asarray(buf)[:] = 7
-
-    Threads may share a pool. A pool belongs to one process. In a forked child, requests and the calls `reserve` and
-    `set_max_bytes` of a pool that has started raise ForkError, and all its statistics are 0: create another pool there.
-
-    The thread that drops the last `Pool` object or buffer of a pool waits until no copy is in flight. After 30 s it stops waiting
-    once no copy has completed for a second. The memory of the remaining copies is never freed.
-
-    A setting that is omitted or None takes its value from its variable (`PINPOOL_` and the name in upper case), or else its
-    default. Sizes are bytes or text such as "64MiB". Times are seconds, a timedelta, or text such as "500ms"; "none" or
-    `float("inf")` means no limit.
-
-    Args:
-        name: name of the pool in log lines and reports.
-        env: whether environment variables supply the settings that are omitted.
-        max_bytes: limit on all bytes held: a size, "none" or "auto". The limit "auto" is a quarter of the memory of the cgroup or
-            machine, at most what is free, and all "auto" pools of the process share it. The default is "auto", or "none" under
-            "tensorflow".
-        reserve: bytes pinned at the start and kept.
-        max_idle_bytes: maximum number of bytes in idle buffers and free memory.
-        ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With
-            "auto" all torchrun ranks (not with LOCAL_WORLD_SIZE=1) and Ray processes share one limit, across jobs.
-        wait: the default `timeout` of `get`, `aget` and `empty`: how long a request waits when the pool is full (default 30 s; 100 ms
-            with `on_full="pageable"`, 0 under "tensorflow").
-        on_full: after the wait, "error" (the default) or "pageable" (unpinned memory, at most `max_bytes` of it).
-        reserve_wait: whether the constructor waits until the whole reserve is pinned (default True).
-        backend: source of memory: "auto", "gpu", "vmm", "register", "cuda", "mlock", or "heap" (unpinned, for tests).
-        device: GPU that copies use: a number, "cuda:1" or a torch.device. "cuda" counts as omitted. The default is the GPU that
-            the process uses when the pool starts, or else the GPU of the local rank if a launcher has set LOCAL_RANK, or else 0.
-            Call `torch.cuda.set_device` first, because the pool usually starts in the constructor. With backend "auto", a pool without
-            a reserve, a trace, a shared limit or a `numa_node` starts at its first use, unless CUDA has already started.
-        numa_node: NUMA node to pin on; the default "auto" is the node of the GPU.
-        idle_timeout: how long free memory stays pinned (default 60 s), after its buffers have been idle for up to 10 s. On register
-            and cuda, and under "tensorflow", time alone releases nothing.
-        trace: path of a recording for the command `pinpool`.
-        socket: path of a Unix socket that serves statistics, or 1 for a default path.
-        preset: policy: "adaptive" (the default), or "tensorflow" (reproduces TensorFlow's PoolAllocator).
-        pool_size_limit: initial maximum number of idle buffers (default 100).
-        auto_resize: whether this maximum grows while evictions and misses are frequent (default True).
-        rounding: size classes: "eighths" ("adaptive"), "pow2" or "exact" ("tensorflow").
-        log_every: one in this many checks of the limit on idle buffers is logged (default 10).
-        hugetlb: huge pages set aside by the administrator: "off" (the default), "auto", "2MiB" or "1GiB".
-        growth: whether the pool may pin more than its reserve (default True).
-        zero: whether buffers are zeroed before reuse (default False).
-        maintenance_thread: whether a thread detects completed copies and releases idle memory (default True). Without it, call
-            `maintain()` periodically. This setting has no variable.
-
-    Raises:
-        SettingError: a setting is invalid, or two settings contradict each other.
-        TypeError: a setting is unknown, or its value has a type that no setting accepts.
-        BackendError: the requested backend is not available, or cannot pin the reserve.
-        LimitError: the reserve exceeds the limit "auto" or a shared limit.
-    """
-
-    def __new__(cls, **settings: Unpack[PoolSettings]) -> Self: ...
-    def get(self, nbytes: _Size, *, timeout: _Time | None = None) -> Buffer:
+    def __new__(cls, *, _core: PoolCore | None = None, **settings: Unpack[PoolSettings]) -> Self: ...
+    def get(self, nbytes: Size, *, timeout: Time | None = None) -> Buffer:
         """Returns a buffer: reuses pinned memory, or pins more. When the pool is full, waits for a release.
 
         Args:
             nbytes: length in bytes, or text such as "64MiB".
-            timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms". With 0 the call may still wait for
-                other threads' driver calls (up to 0.1 s). Overrides `wait`.
+            timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms" ("none" means no limit). With 0 the
+                call may still wait for other threads' driver calls (up to 0.1 s). Overrides `wait`.
 
         Raises:
             TimeoutError: the pool was full until the timeout.
@@ -201,96 +136,18 @@ class Pool:
             ForkError: the pool belongs to the parent of this process.
             ClosedError: the pool was closed.
         """
-    def try_get(self, nbytes: _Size) -> Buffer | None:
+    def try_get(self, nbytes: Size) -> Buffer | None:
         """Returns an idle buffer of `nbytes` bytes, or None if there is none. Pins nothing and does not wait for room. Raises
         RequestError, TypeError, ForkError and ClosedError as `get` does.
-        """
-    def aget(self, nbytes: _Size, *, timeout: _Time | None = None) -> Coroutine[Any, Any, Buffer]:
-        """`get` for asyncio: `buf = await pool.aget(nbytes)`, with the same `timeout` and errors.
-
-        Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
-        the pool pins the memory.
-        """
-    @overload
-    def empty(
-        self,
-        shape: SupportsIndex | Sequence[SupportsIndex],
-        dtype: npt.DTypeLike | None = None,
-        *,
-        order: Literal["C", "F"] = "C",
-        library: Literal["numpy"] | None = None,
-        timeout: _Time | None = None,
-    ) -> np.ndarray[Any, np.dtype[Any]]:
-        """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
-
-            images = pool.empty((64, 3, 224, 224), torch.float32)
-
-        Args:
-            shape: a length, or a sequence of lengths.
-            dtype: a NumPy dtype without Python objects (default float64), or for a tensor also a torch dtype (default
-                `torch.get_default_dtype()`). A torch dtype selects a tensor.
-            order: "C" (row-major), or "F" for an array.
-            library: "numpy" for an array (the default), or "torch" for a tensor on the CPU.
-            timeout: as for `get`.
-
-        Raises:
-            TypeError, ValueError: the shape, dtype, order or library is invalid.
-            ImportError: `library="torch"`, but torch is not installed.
-            TimeoutError, LimitError, RequestError, BackendError, ForkError, ClosedError: as for `get`.
-        """
-    @overload
-    def empty(
-        self,
-        shape: SupportsIndex | Sequence[SupportsIndex],
-        dtype: Any = None,
-        *,
-        order: Literal["C"] = "C",
-        library: Literal["torch"],
-        timeout: _Time | None = None,
-    ) -> torch.Tensor: ...
-    @overload
-    def empty(
-        self,
-        shape: SupportsIndex | Sequence[SupportsIndex],
-        dtype: torch.dtype,
-        *,
-        order: Literal["C"] = "C",
-        library: None = None,
-        timeout: _Time | None = None,
-    ) -> torch.Tensor: ...
-    def stats(self) -> dict[str, Any]:
-        """Returns the statistics as nested dicts. Keys that end in `_bytes` are in bytes, keys that end in `_seconds` in seconds.
-
-            pool.stats()["memory"]["in_use_bytes"], pool.stats()["requests"]["hits"]
-
-        The most important ones:
-
-            requests.served         requests that got a buffer: hits + misses
-            requests.hits           requests served by an idle buffer, or by a returned one that was handed over
-            requests.waits          requests that waited for memory; wait_time has the distribution of the waits
-            requests.failed         requests without memory within the limit, or with a backend error
-            memory.held_bytes       bytes held from the backend, in any state; peak_held_bytes is the maximum
-            memory.in_use_bytes     bytes of the buffers that the program holds
-            memory.idle_bytes       bytes of the buffers that later requests can reuse
-            memory.pin.count        calls that pinned memory; pin.time has the distribution of their durations
-            copies.in_flight        returned buffers that a device may still be using
-            limits.max_bytes        the limit on held bytes, None if unlimited
-
-        `Pool.describe_stats()` explains all of them.
         """
     @staticmethod
     def describe_stats() -> dict[str, str]:
         """Returns the meaning of each statistic in `stats` by its path, such as "memory.in_use_bytes"."""
-    def diagnose(self) -> Diagnosis:
-        """Returns the main cause of lost time, with the time lost, the evidence and a recommendation, or that the pool is healthy.
-
-        The result is a str with the attributes `cause`, `is_alarm`, `seconds_lost` and `setting`: see `pinpool.Diagnosis`.
-        """
     def report(self) -> str:
         """Returns a report of the pool's memory: the largest holders by tag, the bytes by state, the limit, and, if memory is
         short, the likely cause.
         """
-    def reserve(self, nbytes: _Size) -> None:
+    def reserve(self, nbytes: Size) -> None:
         """Pins `nbytes` more bytes and keeps them; with `reserve_wait=False`, most of them in the background. If the driver or the
         kernel refuses a part, the pool warns and keeps the smaller reserve.
 
@@ -300,7 +157,7 @@ class Pool:
             BackendError: the driver or the kernel refused to pin any of them.
             ForkError, ClosedError: as for `get`.
         """
-    def wait_for_reserve(self, *, timeout: _Time | None = None) -> bool:
+    def wait_for_reserve(self, *, timeout: Time | None = None) -> bool:
         """Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
 
         Args:
@@ -316,7 +173,7 @@ class Pool:
     @property
     def reserve_fraction(self) -> float:
         """Fraction of the reserve that is pinned, from 0.0 to 1.0."""
-    def trim(self, to_bytes: _Size = 0) -> None:
+    def trim(self, to_bytes: Size = 0) -> None:
         """Releases idle memory to the system until at most `to_bytes` are held or nothing is idle. Keeps reserves. On register and
         cuda, waits for all work on the device.
         """
@@ -325,8 +182,6 @@ class Pool:
         valid; after their release, `trim()` releases their memory. On register and cuda, waits for all work on the device. A `with`
         block closes the pool at its end.
         """
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
     def maintain(self) -> None:
         """Detects completed copies and releases idle memory that is due, as the maintenance thread does."""
     @property
@@ -338,25 +193,21 @@ class Pool:
     @property
     def max_bytes(self) -> int | None:
         """Limit on the bytes held, or None if unlimited."""
-    def set_max_bytes(self, max_bytes: _Size) -> None:
+    def set_max_bytes(self, max_bytes: Size) -> None:
         """Changes the limit: a size, "auto", or "none" for no limit. With 0 the pool pins nothing more. Buffers in use stay valid.
 
         Raises:
             RequestError, TypeError: the limit is invalid.
             ForkError: as for `get`.
         """
-    def tagged(self, tag: str) -> Pool:
-        """Returns a handle to the same pool. Its buffers, including buffers of a `Loader` and of `pinpool.torch.install`, carry
-        `tag` in `report()`, in errors and in log lines. Buffers of a `SharedPool` carry no tag. All other calls act on the whole pool:
-        `close()`, and so the end of a `with` block, closes it.
-        """
+    def _tagged(self, tag: str) -> PoolCore: ...
     @property
     def name(self) -> str | None:
         """Name of the pool, or None."""
     @property
     def tag(self) -> str | None:
         """Tag of this handle, or None."""
-    def _begin_get(self, nbytes: _Size, timeout: _Time | None = None) -> Buffer | PendingRequest: ...
+    def _begin_get(self, nbytes: Size, timeout: Time | None = None) -> Buffer | PendingRequest: ...
     def _stats_json(self) -> str: ...
     def _diagnosis(self) -> tuple[str, str, bool, float, tuple[str, str] | None]: ...
     @staticmethod
@@ -403,16 +254,16 @@ class SharedBuffer:
 @final
 class SharedWorker:
     def __new__(cls, descriptor: int) -> Self: ...
-    def get(self, n: _Size, timeout: _Time | None = None) -> SharedBuffer: ...
+    def get(self, n: Size, timeout: Time | None = None) -> SharedBuffer: ...
     def buffer_bytes(self) -> int: ...
     def num_buffers(self) -> int: ...
 
 @final
 class SharedPoolCore:
-    def __new__(cls, pool: Pool, buffer_bytes: _Size, num_buffers: int, hugetlb: bool | None) -> Self: ...
+    def __new__(cls, pool: PoolCore, buffer_bytes: Size, num_buffers: int, hugetlb: bool | None) -> Self: ...
     def fileno(self) -> int: ...
     def receive(self, ticket: bytes) -> Buffer: ...
-    def receive_next(self, timeout: _Time | None = None) -> tuple[int, Buffer] | None: ...
+    def receive_next(self, timeout: Time | None = None) -> tuple[int, Buffer] | None: ...
     def receive_from_dead_worker(self) -> tuple[int, Buffer] | None: ...
     def recover(self) -> int: ...
     def refuse_workers(self, is_refusing: bool) -> None: ...
@@ -427,8 +278,8 @@ _Failed: TypeAlias = tuple[str, PinpoolError | None]
 _Part: TypeAlias = tuple[int, int, int, int]
 _RawBatch: TypeAlias = tuple[int, int, int, Any, list[_Part], list[int], list[Any] | None, list[_Failed]]
 
-def _size(name: str, value: _Size) -> int: ...
-def _seconds(time: _Time) -> float: ...
+def _size(name: str, value: Size) -> int: ...
+def _seconds(time: Time) -> float: ...
 def _record_stream(address: int, stream: _Stream) -> int | None: ...
 def _take_lines() -> list[tuple[int, str]]: ...
 def _wait_for_lines() -> bool: ...
@@ -436,7 +287,7 @@ def _set_keeps_trace(keeps_trace: bool) -> None: ...
 def _stop_lines() -> None: ...
 def _default_threads() -> int: ...
 def _host_memory() -> tuple[int, str] | None: ...
-def _torch_functions(pool: Pool) -> int: ...
+def _torch_functions(pool: PoolCore) -> int: ...
 def _free_torch_functions(address: int) -> None: ...
 
 @final
@@ -448,7 +299,7 @@ class Decoder:
 class SampleCatalog:
     def __new__(
         cls,
-        pool: Pool,
+        pool: PoolCore,
         paths: list[str],
         open_archives: bool,
         batch_size: int,

@@ -1,15 +1,18 @@
-"""The type of the settings of a pool."""
+"""Types of the settings of a pool, and of other arguments."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     import torch
 
-    from ._pinpool import _Size, _Time
-
+#: A number of bytes, or text such as "64MiB".
+Size: TypeAlias = SupportsIndex | str
+#: Seconds, or text such as "500ms".
+Time: TypeAlias = float | str | timedelta
 _Switch: TypeAlias = bool | Literal[0, 1, "0", "1", "on", "off", "yes", "no", "true", "false"]
 
 
@@ -21,17 +24,17 @@ class PoolSettings(TypedDict, total=False):
 
     name: str | None
     env: bool
-    max_bytes: _Size | None
-    reserve: _Size | None
-    max_idle_bytes: _Size | None
+    max_bytes: Size | None
+    reserve: Size | None
+    max_idle_bytes: Size | None
     ledger: str | None
-    wait: _Time | None
+    wait: Time | None
     on_full: Literal["error", "pageable"] | None
     reserve_wait: _Switch | None
     backend: Literal["auto", "gpu", "vmm", "register", "cuda", "mlock", "heap"] | None
     device: int | str | torch.device | None
     numa_node: int | str | None
-    idle_timeout: _Time | None
+    idle_timeout: Time | None
     trace: str | PathLike[str] | None
     socket: _Switch | str | PathLike[str] | None
     preset: Literal["adaptive", "tensorflow"] | None

@@ -23,7 +23,7 @@ from ._pool import Pool
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from ._pinpool import _Size, _Time
+    from ._settings import Size, Time
 
 __all__ = ["SharedPool"]
 
@@ -67,17 +67,17 @@ class SharedPool:
 
     Create the shared pool in the trainer, which pins the memory once. Pass it to `multiprocessing` workers like any object (fork,
     spawn or forkserver): as an argument, in a `functools.partial`, or as an attribute of a dataset. Workers receive a descriptor
-    of the memory, not its bytes. With spawn or forkserver (the default from Python 3.14) a module-level function cannot refer to
-    the shared pool. Workers call `get`, `pack` and `collate`; methods that receive or count buffers raise ForkError outside the
-    trainer. A worker that attaches a shared pool raises glibc's thresholds for returning freed memory to the kernel
-    (`mallopt`), so the worker's heap may stay larger.
+    of the memory, not its bytes. With spawn or forkserver (the default from Python 3.14), a module-level function cannot use the
+    shared pool as a global variable: bind it with `functools.partial`. Workers call `get`, `pack` and `collate`; methods that
+    receive or count buffers raise ForkError outside the trainer. A worker that attaches a shared pool raises glibc's thresholds
+    for returning freed memory to the kernel (`mallopt`), so the worker's heap may stay larger.
 
     Args:
         buffer_bytes: length of each buffer: bytes, or text such as "40MiB". A larger batch is pickled and copied, with a warning.
         num_buffers: number of buffers: `num_workers * prefetch_factor + 2`, and one more for each batch beyond two that the loop keeps.
         pool: the pool whose limit and GPU apply, by default a new `Pool(name="shared")`.
         hugetlb: whether to use huge pages that the administrator has set aside: "auto" (the default) if enough are free, "2MiB"
-            always, "off" never.
+            always, "off" never. The setting `hugetlb` of the pool does not apply.
         library: what `collate` creates in every process: tensors ("torch") or arrays ("numpy"). The default is "torch" if it is
             installed.
 
@@ -89,7 +89,7 @@ class SharedPool:
     """
 
     library: Literal["numpy", "torch"]
-    #: In workers, `_core` is None and `_pool` does not exist.
+    #: In spawned workers `_core` is None and `_pool` does not exist. In forked ones both belong to the trainer: use `_trainer_core()`.
     _pool: Pool
     _core: _pinpool.SharedPoolCore | None = None
     _worker: _pinpool.SharedWorker | None
@@ -97,7 +97,7 @@ class SharedPool:
 
     def __init__(
         self,
-        buffer_bytes: _Size,
+        buffer_bytes: Size,
         num_buffers: int,
         *,
         pool: Pool | None = None,
@@ -115,10 +115,14 @@ class SharedPool:
         live_shared_pools[self._identity] = self
 
     def _initialize(self, descriptor: int, library: Literal["numpy", "torch"]) -> None:
-        self._descriptor, self._owner_pid, self.library = descriptor, os.getpid(), library
+        self.library = library
+        self._descriptor = descriptor
+        self._owner_pid = os.getpid()
         self._identity = os.fstat(descriptor)[1:3]  # Inode and device of the memory file, equal in all processes.
-        self._worker, self._worker_pid = None, None
-        self._is_closed = self._has_warned = False
+        self._worker = None
+        self._worker_pid = None
+        self._is_closed = False
+        self._has_warned = False
         self._loop: Generator[Any, None, None] | None = None  # The last loop over `batches`.
 
     # Methods for workers.
@@ -135,13 +139,13 @@ class SharedPool:
                 worker = self._worker
         return worker
 
-    def get(self, nbytes: _Size | None = None, *, timeout: _Time | None = None) -> _pinpool.SharedBuffer:
+    def get(self, nbytes: Size | None = None, *, timeout: Time = "none") -> _pinpool.SharedBuffer:
         """Returns a free buffer to fill with `nbytes` bytes (default: `buffer_bytes`), and waits until there is one.
 
         Args:
             nbytes: length in bytes, or text such as "1MiB".
-            timeout: maximum wait in seconds, a timedelta, or text such as "500ms". By default there is no limit, because workers also
-                wait while the trainer validates or saves.
+            timeout: maximum wait in seconds, a timedelta, or text such as "500ms". The default "none" is no limit, because workers
+                also wait while the trainer validates or saves.
 
         Raises:
             TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
@@ -153,7 +157,7 @@ class SharedPool:
         worker = self._attach()
         return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
 
-    def pack(self, batch: Any, *, user_data: int = 0, timeout: _Time | None = None) -> PackedBatch:
+    def pack(self, batch: Any, *, user_data: int = 0, timeout: Time = "none") -> PackedBatch:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `PackedBatch` for `unpack`.
 
         If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
@@ -171,7 +175,7 @@ class SharedPool:
         layout = BatchLayout()
         return self._send(layout, layout.place(batch), user_data, timeout)
 
-    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: _Time | None = None) -> PackedBatch:
+    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: Time = "none") -> PackedBatch:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
@@ -189,7 +193,7 @@ class SharedPool:
         layout = BatchLayout()
         return self._send(layout, layout.collate(samples, self.library), user_data, timeout)
 
-    def _send(self, layout: BatchLayout, tree: Any, user_data: int, timeout: _Time | None) -> PackedBatch:
+    def _send(self, layout: BatchLayout, tree: Any, user_data: int, timeout: Time) -> PackedBatch:
         if layout.nbytes > self.buffer_bytes:
             oversized = bytearray(layout.nbytes)
             layout.fill(oversized)
@@ -201,13 +205,9 @@ class SharedPool:
     # Methods for the trainer.
 
     def _trainer_core(self) -> _pinpool.SharedPoolCore:
-        if self._core is None:
+        if self._core is None or self._owner_pid != os.getpid():
             raise ForkError("this process is a worker of the shared pool: only the process that created it can receive buffers")
         return self._core
-
-    def _open_pool(self) -> Pool:
-        self._trainer_core().num_buffers()  # Raises ClosedError after `close`.
-        return self._pool
 
     def receive(self, ticket: bytes | PackedBatch) -> _pinpool.Buffer:
         """Returns the buffer of `ticket` with the bytes that the worker wrote, without a copy.
@@ -240,8 +240,8 @@ class SharedPool:
             target[:] = oversized
         return buf
 
-    def receive_next(self, *, timeout: _Time | None = None) -> tuple[int, _pinpool.Buffer] | None:
-        """Returns the `user_data` of the oldest unreceived buffer and the buffer, or None after `timeout` seconds (default: no limit)."""
+    def receive_next(self, *, timeout: Time = "none") -> tuple[int, _pinpool.Buffer] | None:
+        """Returns the `user_data` of the oldest unreceived buffer and the buffer, or None after `timeout` (default: no limit)."""
         return self._trainer_core().receive_next(timeout)
 
     def receive_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
@@ -261,9 +261,9 @@ class SharedPool:
     def batches(self, loader: Iterable[PackedBatch]) -> SharedBatches:
         """Returns the unpacked batches of a DataLoader with `collate_fn=shared.collate`; each loop is an epoch.
 
-        A new loop over batches of this shared pool ends an earlier one, whose next batch raises RuntimeError. When a loop ends, even by `break` or an
-        exception, the loop ends its workers, and unreceived buffers become free. A worker that does not end within 5 s is killed.
-        With `persistent_workers=True`, the workers keep running, and the buffers become free at the next loop.
+        A new loop stops an earlier loop over this shared pool, which then raises RuntimeError at its next step. When a loop ends, also
+        after `break` or an exception, its workers are stopped, and unreceived buffers become free. A worker that does not end within
+        5 s is killed. With `persistent_workers=True`, the workers keep running, and the buffers become free at the next loop.
 
         The loop raises LimitError if the program keeps so many batches that fewer than `num_workers * prefetch_factor` buffers are
         left for the workers.
@@ -286,10 +286,10 @@ class SharedPool:
 
     def _num_kept(self) -> int:
         """Returns the number of received buffers, without buffers that only copies still read."""
-        self.maintain()
+        self._pool.maintain()
         counts = self._counts()
         # A returned buffer whose copies never end is not in flight either, so it counts as kept.
-        in_flight: int = self.stats()["copies"]["in_flight"]
+        in_flight: int = self._pool.stats()["copies"]["in_flight"]
         return counts.received - min(max(counts.received - counts.unreturned, 0), in_flight)
 
     @contextlib.contextmanager
@@ -341,6 +341,12 @@ class SharedPool:
         return self._attach().num_buffers() if self._core is None else self._core.num_buffers()
 
     @property
+    def pool(self) -> Pool:
+        """The pool whose limit and GPU apply. In its statistics, received buffers count as "adopted". Raises ForkError in a worker."""
+        self._trainer_core()
+        return self._pool
+
+    @property
     def pinned_by(self) -> str | None:
         """What pins the memory: "driver", "kernel" (`mlock`) or None."""
         return self._trainer_core().pinned_by()
@@ -349,14 +355,6 @@ class SharedPool:
     def is_hugetlb(self) -> bool:
         """True if the memory is in hugetlb pages."""
         return self._trainer_core().is_hugetlb()
-
-    def stats(self) -> dict[str, Any]:
-        """Returns the statistics of the pool, as `Pool.stats`; received buffers count as "adopted"."""
-        return self._open_pool().stats()
-
-    def maintain(self) -> None:
-        """Detects completed copies, as the maintenance thread does."""
-        self._open_pool().maintain()
 
     def close(self) -> None:
         """Closes the shared pool. Received buffers stay usable.
@@ -377,7 +375,7 @@ class SharedPool:
         self.close()
 
     def fileno(self) -> int:
-        """File descriptor of the memory. Raises ClosedError after `close`."""
+        """File descriptor of the memory, for workers: nothing else may write to it. Raises ClosedError after `close`."""
         if self._is_closed:
             raise ClosedError("the shared pool was closed: create another one")
         return self._descriptor
@@ -389,7 +387,8 @@ class SharedPool:
     def __repr__(self) -> str:
         try:
             text = f"{self.num_buffers} buffers of {self.buffer_bytes} bytes"
-            return f"<pinpool.SharedPool of {text}, {'attached' if self._core is None else 'pinned by ' + (self.pinned_by or 'nothing')}>"
+            is_worker = self._core is None or self._owner_pid != os.getpid()
+            return f"<pinpool.SharedPool of {text}, {'attached' if is_worker else 'pinned by ' + (self.pinned_by or 'nothing')}>"
         except PinpoolError:
             return "<pinpool.SharedPool, closed>"
 

@@ -8,6 +8,7 @@ CuPy keeps the memory of its own copies until they have completed. For other cop
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
@@ -20,8 +21,9 @@ from ._pool import Pool
 if TYPE_CHECKING:
     from ._settings import PoolSettings
 
-__all__ = ["allocator", "install", "installed_pool", "uninstall"]
+__all__ = ["install", "installed_pool", "uninstall"]
 
+_lock = threading.Lock()
 _installed: Pool | None = None
 
 
@@ -32,7 +34,7 @@ class _Memory:
         self.buf, self.ptr, self.size = buf, buf.ptr, len(buf)
 
 
-def allocator(pool: Pool) -> Callable[[int], cupy.cuda.PinnedMemoryPointer]:
+def _allocator(pool: Pool) -> Callable[[int], cupy.cuda.PinnedMemoryPointer]:
     """Returns an allocator for `cupy.cuda.set_pinned_memory_allocator`."""
 
     def allocate(size: int) -> cupy.cuda.PinnedMemoryPointer:
@@ -47,15 +49,16 @@ def install(pool: Pool | None = None, /, **settings: Unpack[PoolSettings]) -> Po
     Existing memory stays valid. Raises AlreadyInstalledError if a pool is installed, and TypeError if both a pool and settings are given.
     """
     global _installed
-    if _installed is not None:
-        raise AlreadyInstalledError("a pool already serves CuPy's pinned memory: call pinpool.cupy.uninstall() first")
     if pool is not None and settings:
         raise TypeError(f"install accepts a pool or settings of a new pool, not both: {', '.join(sorted(settings))}")
-    settings.setdefault("name", "cupy")
-    pool = Pool(**settings) if pool is None else pool
-    cupy.cuda.set_pinned_memory_allocator(allocator(pool))
-    _installed = pool
-    return pool
+    with _lock:
+        if _installed is not None:
+            raise AlreadyInstalledError("a pool already serves CuPy's pinned memory: call pinpool.cupy.uninstall() first")
+        settings.setdefault("name", "cupy")
+        pool = Pool(**settings) if pool is None else pool
+        cupy.cuda.set_pinned_memory_allocator(_allocator(pool))
+        _installed = pool
+        return pool
 
 
 def installed_pool() -> Pool | None:
@@ -66,6 +69,7 @@ def installed_pool() -> Pool | None:
 def uninstall() -> None:
     """Makes CuPy allocate pinned memory from its default pool. Existing memory stays valid."""
     global _installed
-    if _installed is not None:
-        _installed = None
-        cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
+    with _lock:
+        if _installed is not None:
+            _installed = None
+            cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)

@@ -8,6 +8,6 @@ The memory comes from a `pinpool.Pool`. Both packages are in the same wheel, and
 
 from ._batch import Batch
 from ._decode import ImageDecoder
-from ._loader import Loader
+from ._loader import Loader, LoaderSettings
 
-__all__ = ["Batch", "ImageDecoder", "Loader"]
+__all__ = ["Batch", "ImageDecoder", "Loader", "LoaderSettings"]

@@ -64,6 +64,10 @@ class LoaderInfo(NamedTuple):
     label_field: str | None
 
 
+def _are_numbers(labels: list[Any]) -> bool:
+    return all(isinstance(label, (int, float, np.integer, np.floating)) for label in labels)
+
+
 class Batch:
     """Samples in one pinned buffer, from a `Loader`.
 
@@ -93,9 +97,15 @@ class Batch:
     _rng: np.random.Generator | None
 
     def __init__(self, raw: RawBatch, labels: list[Any] | None, failures: list[str], info: LoaderInfo) -> None:
-        self.index_overall, self.epoch, self.index_in_epoch = raw.index_overall, raw.epoch, raw.index_in_epoch
-        self.buffer, self._parts = raw.buffer, [Part._make(part) for part in raw.parts]
-        self._info, self._labels, self.failures, self._rng = info, labels, failures, None
+        self.index_overall = raw.index_overall
+        self.epoch = raw.epoch
+        self.index_in_epoch = raw.index_in_epoch
+        self.buffer = raw.buffer
+        self.failures = failures
+        self._parts = [Part._make(part) for part in raw.parts]
+        self._labels = labels
+        self._info = info
+        self._rng = None
         self._offsets = dict(zip(info.decoded, raw.field_offsets or [0] * len(info.decoded), strict=True))
 
     @property
@@ -177,6 +187,20 @@ class Batch:
         """Returns the decoded fields by their names, as new views of the buffer."""
         return {names: self._array(names) for names in self._offsets}
 
+    def to(self, device: int | str | torch.device, *, non_blocking: bool = True) -> dict[str, torch.Tensor]:
+        """Returns `pinpool.torch.to_device(batch, device)`: a dict of tensors. Lightning, Accelerate and other trainers call this method.
+
+        With `non_blocking=False`, waits for the copies. In both cases the batch may be dropped immediately.
+        """
+        import torch
+
+        import pinpool.torch
+
+        copied: dict[str, torch.Tensor] = pinpool.torch.to_device(self, device)
+        if not non_blocking and torch.device(device).type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        return copied
+
     def _pinpool_arrays(self) -> dict[tuple[str, ...], _Array]:
         """Returns what `pinpool.torch.to_device` copies: the decoded fields by their names, and labels that are numbers."""
         names = {name for fields in self._info.catalog.fields(self.sample_indices) for name, *_ in fields}
@@ -185,12 +209,10 @@ class Batch:
             subject = f"the field {undecoded[0]!r} of this Batch is not" if self._is_decoded else "no field of this Batch is"
             raise TypeError(f"{subject} decoded: pass arrays, such as batch.field('jpg'), or convert the fields in map=")
         values = self._decoded()
-        if self._labels is not None and all(isinstance(label, (int, float, np.integer, np.floating)) for label in self._labels):
+        if self._labels is not None and _are_numbers(self._labels):
             if any(field_names[0] == "labels" for field_names in values):
                 raise ValueError("the decoded field 'labels' of this Batch is named like its labels: pass arrays, such as batch.field('labels')")
-            # The types of torch's `default_collate`.
-            are_ints = all(isinstance(label, (int, np.integer)) for label in self._labels)
-            values[("labels",)] = np.array(self._labels, np.int64 if are_ints else np.float64)
+            values[("labels",)] = self.label_array
         return values
 
     def _fields_of(self, index: int, fields: list[_Field], arrays: dict[tuple[str, ...], _Array]) -> dict[str, Any]:
@@ -250,6 +272,15 @@ class Batch:
         if self._labels is None:
             raise ValueError("there is no label for both archives and plain files: pass label_field=, or load them separately")
         return self._labels
+
+    @property
+    def label_array(self) -> _Array:
+        """The labels as one array, int64 or float64 as with torch's `default_collate`. Raises TypeError if a label is not a number."""
+        labels = self.labels
+        if not _are_numbers(labels):
+            other = next(label for label in labels if not _are_numbers([label]))
+            raise TypeError(f"the label {other!r} is not a number: use batch.labels, or pass label_function=")
+        return np.array(labels, np.int64 if all(isinstance(label, (int, np.integer)) for label in labels) else np.float64)
 
     @property
     def nbytes(self) -> int:

@@ -42,6 +42,7 @@ class ImageDecoder:
         self,
         height: int,
         width: int,
+        *,
         layout: Literal["HWC", "CHW"] = "HWC",
         fit: Literal["stretch", "crop"] = "stretch",
         max_pixels: int | None = None,
@@ -66,7 +67,7 @@ class ImageDecoder:
         return DecoderSpec(decoder, (3, *sizes) if self.layout == "CHW" else (*sizes, 3), "uint8")
 
     def __repr__(self) -> str:
-        return f"pinpool_loader.ImageDecoder({self.height}, {self.width}, {self.layout!r}, {self.fit!r})"
+        return f"pinpool_loader.ImageDecoder({self.height}, {self.width}, layout={self.layout!r}, fit={self.fit!r})"
 
 
 def decoder_specs(decode: Mapping[str, ImageDecoder] | None) -> dict[tuple[str, ...], DecoderSpec]:

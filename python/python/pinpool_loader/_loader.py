@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from pinpool import LimitError, LoadError, PinpoolError, Pool, _pinpool
+from pinpool import LimitError, LoadError, PinpoolError, Pool, Size, _device, _pinpool
 from pinpool._arguments import checked_bool, checked_int, hide_unknown_parameter
 
 from . import _decode, _paths
@@ -20,7 +20,7 @@ from ._decode import ImageDecoder
 from ._map import TIMED_OUT, MapRunner
 from ._progress import POSITION_KEYS, Position, Progress
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "LoaderSettings"]
 
 T = TypeVar("T")
 _Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -59,24 +59,29 @@ _HINTS = {
 
 
 def _default_num_threads() -> int:
-    """Returns this rank's share of the cores and of the CPU quota, or 0 (the default) for a single rank, or if the rank has cores of its own."""
+    """Returns this rank's share of the cores if several ranks share all cores of the host, else 0 (the default of the Rust loader)."""
     ranks, has_all_cores = os.environ.get("LOCAL_WORLD_SIZE", ""), len(os.sched_getaffinity(0)) == os.cpu_count()
     return max(_pinpool._default_threads() // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 and has_all_cores else 0
 
 
 def _default_world_size() -> int:
-    """Returns the default of `world_size`, or raises TypeError if a launcher has started several ranks."""
-    ranks = os.environ.get("WORLD_SIZE", "")
-    if ranks.isdecimal() and int(ranks) > 1:
-        raise TypeError(f"world_size= is missing although WORLD_SIZE={ranks}: pass rank= and world_size=, or world_size=1 to load all samples")
+    """Returns the default of `world_size`, or raises TypeError if there are several ranks."""
+    if (ranks := _device.num_ranks(os.environ)) > 1:
+        raise TypeError(
+            f"world_size= is missing although WORLD_SIZE or torch.distributed shows {ranks} ranks: pass rank= and world_size=, or world_size=1 "
+            "to load all samples"
+        )
     return 1
 
 
-class _Settings(TypedDict, total=False):
-    """The arguments of `Loader`, without `paths` and `map`."""
+class LoaderSettings(TypedDict, total=False):
+    """The keyword arguments of `Loader` without `map`.
+
+    Annotates a function that passes them on: `**settings: Unpack[LoaderSettings]`.
+    """
 
     batch_size: int | None
-    batch_bytes: int | str | None
+    batch_bytes: Size | None
     num_threads: int | None
     prefetch: int | None
     shuffle: bool
@@ -124,7 +129,7 @@ class Loader(Generic[T]):
         seed: seed of the order and of `Batch.rng`.
         rank, world_size: the index of this process, from 0, and how many processes there are (data-parallel ranks). Process
             `rank` gets the samples `rank`, `rank + world_size`, ... in the order of the epoch. By default a process gets all samples.
-            If a launcher has set `WORLD_SIZE` above 1, pass `world_size`, which may be 1.
+            If `WORLD_SIZE` or `torch.distributed` shows several ranks, pass `world_size`, which may be 1.
         drop_last: whether to leave out incomplete batches, so that all ranks have the same number of batches.
         even: whether to repeat a few samples, as DistributedSampler does, so that all ranks have the same number of batches. In validation,
             repeated samples count twice in metrics. With neither `drop_last` nor `even`, ranks may have different numbers of
@@ -133,7 +138,7 @@ class Loader(Generic[T]):
         state: a result of `state_dict()`, as for `load_state_dict`. The first loop continues after that position.
         pool: pool of the batches, by default a new `pinpool.Pool(name="loader")`.
         open_archives: for directories with other files: True opens the archives in them, False loads each archive as one sample of
-            raw bytes. By default such directories raise ValueError.
+            raw bytes. By default, the loader refuses such a directory with ValueError.
         decode: decoders by field name (the suffix of a plain file): `{"jpg;png": pinpool_loader.ImageDecoder(224, 224)}` makes
             `batch["jpg"]` one uint8 array of shape (n, 224, 224, 3). Needs `batch_size`.
         label_field: field with the label, such as "cls". By default the label of a plain file is the index of its directory in `classes`,
@@ -154,12 +159,12 @@ class Loader(Generic[T]):
     """
 
     @overload
-    def __init__(self: Loader[Batch], paths: _Paths, *, map: None = None, **settings: Unpack[_Settings]) -> None: ...
+    def __init__(self: Loader[Batch], paths: _Paths, *, map: None = None, **settings: Unpack[LoaderSettings]) -> None: ...
     @overload
-    def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[_Settings]) -> None: ...
+    def __init__(self, paths: _Paths, *, map: Callable[[Batch], T], **settings: Unpack[LoaderSettings]) -> None: ...
     @hide_unknown_parameter
     def __init__(
-        self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: int | str | None = None, num_threads: int | None = None,
+        self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: Size | None = None, num_threads: int | None = None,
         prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int | None = None, world_size: int | None = None,
         drop_last: bool = False, even: bool = False, epochs_per_loop: int = 1, state: Mapping[str, Any] | None = None,
         pool: Pool | None = None, open_archives: bool | None = None, decode: Mapping[str, ImageDecoder] | None = None,
@@ -168,12 +173,13 @@ class Loader(Generic[T]):
     ) -> None:  # fmt: skip
         if unknown:
             name = next(iter(unknown))
-            similar = difflib.get_close_matches(name, [*_Settings.__annotations__, "map"], 1)
+            similar = difflib.get_close_matches(name, [*LoaderSettings.__annotations__, "map"], 1)
             hint = _HINTS.get(name) or (f"did you mean {similar[0]}?" if similar else "")
             raise TypeError(f"Loader has no argument {name!r}" + (f"; {hint}" if hint else ""))
         _check_objects(on_error, label_field, label_function, map, pool)
         label_field = label_field and label_field.removeprefix(".").lower()
-        self._map, self._num_map_threads = map, checked_int("num_map_threads", num_map_threads, 1, 1024)
+        self._map = map
+        self._num_map_threads = checked_int("num_map_threads", num_map_threads, 1, 1024)
         decoded = _decode.decoder_specs(decode)
         drop_last, even = checked_bool("drop_last", drop_last), checked_bool("even", even)
         for name, is_given in (("decode", bool(decoded)), ("drop_last", drop_last), ("even", even)):
@@ -192,7 +198,8 @@ class Loader(Generic[T]):
         if rank is None and world_size > 1:
             raise TypeError(f"rank= is missing: with world_size={world_size}, each process loads the part of its rank")
         rank = 0 if rank is None else checked_int("rank", rank, 0)
-        self._progress, self._skips_errors = Progress(checked_int("epochs_per_loop", epochs_per_loop, 1)), on_error == "skip"
+        self._progress = Progress(checked_int("epochs_per_loop", epochs_per_loop, 1))
+        self._skips_errors = on_error == "skip"
         path_list = _paths.expand(paths)
         _check_not_compressed(_paths.find_compressed(path_list))
         self._pool = Pool(name="loader") if pool is None else pool
@@ -279,12 +286,12 @@ class Loader(Generic[T]):
         return self._pool
 
     @property
-    def total_samples(self) -> int:
+    def num_samples(self) -> int:
         """Number of samples of an epoch, over all ranks."""
         return len(self._catalog)
 
     @property
-    def total_bytes(self) -> int:
+    def nbytes(self) -> int:
         """Size in bytes of all samples of an epoch, over all ranks."""
         return self._catalog.nbytes()
 
@@ -430,7 +437,7 @@ class Loader(Generic[T]):
             raise AttributeError(f"a Loader has no attribute {name!r}" + (f": use {instead}" if instead else ""))
 
     def __repr__(self) -> str:
-        return f"<pinpool_loader.Loader of {self.total_samples} samples, {self.total_bytes} bytes, in epoch {self._progress.position[0]}>"
+        return f"<pinpool_loader.Loader of {self.num_samples} samples, {self.nbytes} bytes, in epoch {self._progress.position[0]}>"
 
 
 def _check_objects(on_error: Any, label_field: Any, label_function: Any, map: Any, pool: Any) -> None:
@@ -449,7 +456,10 @@ def _check_objects(on_error: Any, label_field: Any, label_function: Any, map: An
 
 def _check_not_compressed(compressed: str | None) -> None:
     if compressed is not None:
-        raise ValueError(f"{compressed}: compressed files are not supported: decompress them first, for example with zstd -d or gunzip")
+        raise ValueError(
+            f"{compressed}: compressed files are not supported, because their samples cannot be split among ranks: decompress them first, "
+            "for example with zstd -d or gunzip"
+        )
 
 
 def _check_archives_opened(unopened: list[str]) -> None:

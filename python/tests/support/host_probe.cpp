@@ -206,7 +206,7 @@ int probe_pool_is_capturing(const void*) {
   return probe_is_capturing;
 }
 
-int probe_pool_record(const void*, const void*) {
+int probe_pool_record_foreign_buffer(const void*, const void*) {
   return 0;
 }
 

@@ -11,7 +11,7 @@ _POINTER = ctypes.c_void_p
 
 
 class _Functions(ctypes.Structure):
-    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals", "is_capturing", "record")]
+    _fields_ = [(name, _POINTER) for name in ("pool", "get", "put", "trim", "totals", "is_capturing", "record_foreign_buffer")]
 
 
 class Block:
@@ -79,7 +79,7 @@ class Probe:
 
     def install_recorder(self):
         """Installs a pool that records its calls. The caller must keep the result."""
-        names = ("get", "put", "trim", "totals", "is_capturing", "record")
+        names = ("get", "put", "trim", "totals", "is_capturing", "record_foreign_buffer")
         addresses = [ctypes.cast(getattr(self.library, f"probe_pool_{name}"), _POINTER) for name in names]
         functions = _Functions(None, *addresses)
         error = ctypes.create_string_buffer(500)
@@ -88,7 +88,7 @@ class Probe:
         return functions
 
     def uninstall(self):
-        num_left, error = ctypes.c_size_t(), ctypes.create_string_buffer(500)
+        num_blocks_in_use, error = ctypes.c_size_t(), ctypes.create_string_buffer(500)
         uninstall = pinpool.torch._allocator.load().pinpool_torch_uninstall
-        assert uninstall(ctypes.byref(num_left), error, ctypes.c_size_t(len(error))) == 0, error.value
-        return num_left.value
+        assert uninstall(ctypes.byref(num_blocks_in_use), error, ctypes.c_size_t(len(error))) == 0, error.value
+        return num_blocks_in_use.value

@@ -53,21 +53,21 @@ def pool_of(**settings):
     settings = {"backend": "cuda", "preset": "tensorflow", "maintenance_thread": False} | settings
     return pinpool.Pool(env=False, **settings)
 
-def held_back(pool):
+def buffer_counts(pool):
     pool.maintain()
     stats = pool.stats()
     return stats["copies"]["in_flight"], stats["memory"]["in_use"], stats["memory"]["idle"]
 
-def settled(pool, state):
+def wait_for_counts(pool, state):
     end = time.monotonic() + 300  # Only bounds a hang.
-    while held_back(pool) != state:
-        assert time.monotonic() < end, held_back(pool)
+    while buffer_counts(pool) != state:
+        assert time.monotonic() < end, buffer_counts(pool)
         time.sleep(0.001)
 
 SIZE = 65536
 SHARED = {"preset": "adaptive", "max_bytes": 3 * SIZE // 2, "ledger": f"python-{os.getpid()}"}
 
-def want(pool):
+def let_another_pool_want_memory(pool):
     threading.Thread(target=pool_of(**SHARED).get, args=[SIZE // 2]).start()
     while not pool.stats()["limits"]["shared"]["others_wanted_bytes"]: pass
     pool.maintain()

@@ -4,16 +4,20 @@
     pinpool.torch.install(max_bytes="8GiB")
 
 From then on `pin_memory=True`, `Tensor.pin_memory()` and every library that requests pinned memory from torch use the pool. torch
-reports each non-blocking copy, and the memory is reused only after these copies, also if it comes from `Pool.empty`, a `SharedPool`
-or a `Loader`. `torch.cuda.host_memory_stats()` shows the pool. Its `active_requests` and `active_bytes` count only the blocks that torch
-has not freed. The `max` and `min` of its times cover the whole life of the pool: `reset_peak_host_memory_stats()` does not change them.
-From torch 2.15 on, memory snapshots show the blocks in use and their history.
+reports each non-blocking copy, and the memory is reused only after these copies, even if it comes from `Pool.empty`, a `SharedPool`
+or a `Loader`. Keep a tensor whose copy a CUDA graph captures until the last replay: memory that torch requested is reused once the
+capture has ended and the tensor is gone.
+
+`torch.cuda.host_memory_stats()` shows the pool. Its `active_requests` and `active_bytes` count only the blocks that torch has not freed.
+Its `allocations.peak`, and after a reset also `allocated_bytes.peak`, are the highest values that calls of `host_memory_stats()` have seen;
+`pool.stats()["memory"]["peak_held_bytes"]` is exact. The `max` and `min` of its times cover the whole life of the pool:
+`reset_peak_host_memory_stats()` does not change them. From torch 2.15 on, memory snapshots show the blocks in use and their history.
 
 The C++ interface of torch's host allocator differs between versions of torch; `host_allocator.cpp` implements it. Wheels contain
 this file compiled for the versions known when `build_wheels.sh` built them. For other versions, and after an installation from a
 clone, the first call compiles the file (about 10 s) and keeps the result in torch's extension cache (`TORCH_EXTENSIONS_DIR`).
 This needs a C++ compiler and `pip install ninja setuptools` (the extra `torch`), but no CUDA toolkit. If a compilation is killed,
-its lock file remains, and `install` raises BackendError after 10 minutes: delete the file `lock` in that extension's folder of the cache.
+its lock file remains, and `install` raises BackendError after 10 minutes: delete the file `lock` in that extension's directory of the cache.
 
 The pool does not serve memory requested while a CUDA graph is captured (torch keeps it with the graph), memory pinned before `install`,
 and memory that other libraries register with `cudaHostRegister`.
@@ -42,15 +46,16 @@ from . import _allocator, _limit
 if TYPE_CHECKING:
     import torch
 
-    from .._pinpool import _Time
-    from .._settings import PoolSettings
+    from .._settings import PoolSettings, Time
 
 __all__ = ["install", "installed_pool", "to_device", "uninstall"]
 
 #: `PINPOOL_TORCH_IN_USE` in host_allocator.cpp.
 _STATUS_IN_USE = 4
-#: The default `wait` in seconds, and the values of settings with which it applies: other values have other waits.
-_WAIT, _WAIT_CONDITIONS = 1, {"wait": "", "on_full": "error", "preset": "adaptive"}
+#: The default `wait`.
+_WAIT_SECONDS = 1
+#: Settings, and the values with which this default applies: other values have other waits.
+_WAIT_NEUTRAL_VALUES = {"wait": "", "on_full": "error", "preset": "adaptive"}
 
 _lock = threading.Lock()
 #: The allocator, once it is loaded.
@@ -69,17 +74,18 @@ os.register_at_fork(after_in_child=_after_fork)
 def install(pool: Pool | None = None, /, **settings: Unpack[PoolSettings]) -> Pool:
     """Serves torch's pinned memory from a pool, and returns the pool.
 
-    Call it once at startup, before any thread requests pinned memory. Memory pinned earlier stays with torch.
+    Call it once at startup, before any thread requests pinned memory. Memory pinned earlier stays with torch. Do not
+    close the pool before `uninstall`, for example with a `with` statement: torch's requests would raise RuntimeError.
 
     Args:
         pool: a `pinpool.Pool`; by default a new one.
         settings: settings of a new `pinpool.Pool`. These defaults differ: `max_bytes` is three quarters of the memory of the cgroup
-            or machine, divided by `LOCAL_WORLD_SIZE`, also for "auto"; a log line states it. If several ranks run on a host without
+            or machine, divided by `LOCAL_WORLD_SIZE`; this also applies to "auto". A log line states it. If several ranks run on a host without
             this variable, set `max_bytes`; if `WORLD_SIZE` or `torch.distributed` shows several ranks, the log line is a warning. With
             a `ledger` or the preset `tensorflow`, `max_bytes` has the default of `Pool`. `backend` is "gpu", `device` is torch's
             current GPU if torch has started CUDA, and `name` is "torch". With `backend="mlock"` or `"heap"`, or while a pool with
             `on_full="pageable"` is full, memory is not pinned for the GPU. `wait` is 1 s if `on_full` and `preset` have their defaults,
-            because Ctrl-C does not end a wait of torch for memory, and other Python threads may stop during it.
+            because Ctrl-C does not end a wait of torch for memory, and other Python threads may be blocked during it.
 
     Raises:
         ImportError: torch cannot be imported.
@@ -119,20 +125,20 @@ def _call(failure: str, function: Any, *arguments: Any) -> None:
 
 def _disable() -> int:
     """Makes torch's own allocator serve later requests, and returns the number of blocks in use. The caller holds the lock."""
-    num_in_use = ctypes.c_size_t()
+    num_blocks_in_use = ctypes.c_size_t()
     if _library is not None:
-        _call("torch's allocator was not restored", _library.pinpool_torch_uninstall, ctypes.byref(num_in_use))
-    return num_in_use.value
+        _call("torch's allocator was not restored", _library.pinpool_torch_uninstall, ctypes.byref(num_blocks_in_use))
+    return num_blocks_in_use.value
 
 
-def uninstall(*, timeout: _Time = 0) -> int:
+def uninstall(*, timeout: Time = 0) -> int:
     """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
     the copies of the blocks. Call `uninstall` again to remove it before another `install`; at exit no call is needed. The result is 0
     once no block of a pool is left; the call waits for that for up to `timeout`: seconds, a timedelta, or text such as "500ms".
-    The pool itself exists until the process ends. Its reserve stays pinned. On register and cuda, its idle memory also stays pinned until
-    `pool.trim()` is called.
+    The pool itself exists until the process ends. Its reserve stays pinned. With the backends "register" and "cuda", its idle memory
+    also stays pinned until `pool.trim()` is called.
 
     Raises:
         RequestError, TypeError: `timeout` is invalid.
@@ -142,14 +148,14 @@ def uninstall(*, timeout: _Time = 0) -> int:
     end = time.monotonic() + _pinpool._seconds(timeout)
     with _lock:
         _installed = None
-        num_in_use = _disable()
-    while num_in_use and time.monotonic() < end:
+        num_blocks_in_use = _disable()
+    while num_blocks_in_use and time.monotonic() < end:
         time.sleep(0.01)
         with _lock:
             if _installed is not None:  # Another thread could install a pool, so no block of this one was left.
                 return 0
-            num_in_use = _disable()
-    return num_in_use
+            num_blocks_in_use = _disable()
+    return num_blocks_in_use
 
 
 def installed_pool() -> Pool | None:
@@ -157,12 +163,14 @@ def installed_pool() -> Pool | None:
     return _installed
 
 
-def to_device(batch: Any, device: int | str | torch.device = "cuda", *, stream: torch.cuda.Stream | None = None) -> Any:
+def to_device(batch: Any, device: int | str | torch.device | None = None, *, stream: torch.cuda.Stream | None = None) -> Any:
     """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of mappings and sequences, to a GPU.
 
-    A copy from pinned memory does not block; a copy from other memory may. Arrays become tensors. A `Batch` of `pinpool_loader` becomes a
-    dict of its decoded fields by their first name, with its labels as "labels" if all are numbers. Other values stay as they are, but an
-    object with a method `to`, and a dataclass with a tensor or array, are refused.
+    The default `device` is torch's current GPU, or the CPU if torch finds no GPU. On the CPU, the result uses the memory of `batch`, without
+    a copy. A copy from pinned memory does not block; a copy from other memory may.
+
+    Arrays become tensors. A `Batch` of `pinpool_loader` becomes a dict of its decoded fields by their first name, with its labels as "labels"
+    if all are numbers. Other values stay as they are, but an object with a method `to`, and a dataclass with a tensor or array, are refused.
 
         inputs, targets = pinpool.torch.to_device(batch)
         copied = pinpool.torch.to_device(loader_batch)  # copied["jpg"], copied["labels"]
@@ -173,27 +181,41 @@ def to_device(batch: Any, device: int | str | torch.device = "cuda", *, stream: 
     Raises:
         TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or has an object that is refused; torch cannot represent
             an array (another byte order, negative strides, long double); a field of a `Batch`, other than the `label_field`, is not
-            decoded, or is named "labels"; `device` is not a GPU, or not the GPU of `stream`.
-        BackendError, DeviceError: torch finds no GPU, or as for `pinpool.record_stream`.
+            decoded, or is named "labels"; `device` is neither a GPU nor the CPU, or not the GPU of `stream`.
+        BackendError, DeviceError: `device` is a GPU, but torch finds none; or as for `pinpool.record_stream`.
     """
     import torch
 
-    if not torch.cuda.is_available():
-        raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
-    stream = torch.cuda.current_stream(device) if stream is None else stream
-    if torch.device(device) not in (torch.device("cuda"), stream.device):
-        raise ValueError(f"the stream is on {stream.device}, and not on {device}: pass device=stream.device")
+    has_gpu = torch.cuda.is_available()
+    if device is None:
+        device = "cuda" if has_gpu else "cpu"
     copied: list[Any] = []
-    try:
-        with torch.cuda.stream(stream):
-            result = _copy(batch, stream.device, copied)
-    finally:  # If a copy fails, the earlier ones still run.
-        # The memory of a pool is always strided.
-        sources = [value for value in copied if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
-        _arrays.record_stream(sources, stream, missing_ok=True)
+    # A torch without CUDA refuses `torch.device(0)`.
+    if stream is None and not isinstance(device, int) and torch.device(device).type == "cpu":
+        result = _copy(batch, torch.device("cpu"), copied)
+    elif not has_gpu:
+        raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
+    else:
+        result = _copy_on_stream(batch, device, stream, copied)
     if not copied:
         raise TypeError(f"neither a tensor nor a numeric array is in this {type(batch).__name__}: pass tensors or arrays")
     return result
+
+
+def _copy_on_stream(batch: Any, device: Any, stream: torch.cuda.Stream | None, copied: list[Any]) -> Any:
+    """Copies `batch` as `to_device` does, and records the stream."""
+    import torch
+
+    stream = torch.cuda.current_stream(device) if stream is None else stream
+    if torch.device(device) not in (torch.device("cuda"), stream.device):
+        raise ValueError(f"the stream is on {stream.device}, and not on {device}: pass device=stream.device")
+    try:
+        with torch.cuda.stream(stream):
+            return _copy(batch, stream.device, copied)
+    finally:  # If a copy fails, the earlier ones still run.
+        # The memory of a pool is always strided. After `install`, torch has recorded the copies too, but reports no error.
+        sources = [value for value in copied if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
+        _arrays.record_stream(sources, stream, missing_ok=True)
 
 
 def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
@@ -205,7 +227,8 @@ def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
     if _arrays.is_numeric(value) or isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         copied.append(tensor)
-        return tensor.to(device, non_blocking=True)
+        # A copy from a GPU blocks, because its result is read by the CPU.
+        return tensor.to(device, non_blocking=device.type == "cuda")
     if not isinstance(value, (Mapping, Sequence)):
         _arrays.refuse_hidden_arrays(value, "copied")
     return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
@@ -217,8 +240,8 @@ def _new_pool(**settings: Any) -> Pool:
         settings["device"] = _device.torch_device()
     if settings.get("backend") is None and environ.get("PINPOOL_BACKEND", "").strip().lower() in ("", "auto"):
         settings["backend"] = "gpu"
-    if _limit.are_defaults(settings, os.environ, _WAIT_CONDITIONS):
-        settings["wait"] = _WAIT
+    if _limit.are_defaults(settings, os.environ, _WAIT_NEUTRAL_VALUES):
+        settings["wait"] = _WAIT_SECONDS
     if (default := _limit.default_limit(settings, os.environ, _pinpool._host_memory())) is not None:
         settings["max_bytes"], line = default
         level = logging.WARNING if _limit.has_unknown_local_ranks(os.environ) else logging.INFO

@@ -7,9 +7,10 @@ ranks is known only from `LOCAL_WORLD_SIZE`: without it, each process has three 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
+
+from .. import _device
 
 #: Fraction of the memory that all ranks of the host may pin.
 _NUMERATOR, _DENOMINATOR = 3, 4
@@ -21,11 +22,7 @@ _NEUTRAL_VALUES = {"max_bytes": "auto", "preset": "adaptive", "ledger": "none"}
 
 def has_unknown_local_ranks(environ: Mapping[str, str]) -> bool:
     """Returns whether there are several ranks, and `LOCAL_WORLD_SIZE` does not tell how many of them are on this host."""
-    world_size, distributed = environ.get("WORLD_SIZE", ""), sys.modules.get("torch.distributed")
-    num_ranks = int(world_size) if world_size.isdecimal() else 1
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        num_ranks = max(num_ranks, distributed.get_world_size())
-    return num_ranks > 1 and not environ.get("LOCAL_WORLD_SIZE", "").isdecimal()
+    return _device.num_ranks(environ) > 1 and not environ.get("LOCAL_WORLD_SIZE", "").isdecimal()
 
 
 def are_defaults(settings: Mapping[str, Any], environ: Mapping[str, str], defaults: Mapping[str, str]) -> bool:
@@ -47,10 +44,10 @@ def default_limit(settings: Mapping[str, Any], environ: Mapping[str, str], memor
     if memory is None or not are_defaults(settings, environ, _NEUTRAL_VALUES):
         return None
     total, origin = memory
-    ranks = environ.get("LOCAL_WORLD_SIZE", "")
-    rank_count = max(int(ranks), 1) if ranks.isdecimal() else 1
-    share = max(total * _NUMERATOR // _DENOMINATOR // rank_count // _GRANULE, 1) * _GRANULE
-    qualification = f", divided by {rank_count} (LOCAL_WORLD_SIZE)" if rank_count > 1 else ""
+    local_world_size = environ.get("LOCAL_WORLD_SIZE", "")
+    num_local_ranks = max(int(local_world_size), 1) if local_world_size.isdecimal() else 1
+    share = max(total * _NUMERATOR // _DENOMINATOR // num_local_ranks // _GRANULE, 1) * _GRANULE
+    qualification = f", divided by {num_local_ranks} (LOCAL_WORLD_SIZE)" if num_local_ranks > 1 else ""
     if has_unknown_local_ranks(environ):
         qualification = " for this process alone, because LOCAL_WORLD_SIZE is not set: all ranks of a host together may pin more than its memory"
     return share, (

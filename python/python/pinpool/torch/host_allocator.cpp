@@ -79,11 +79,11 @@ struct pinpool_torch_functions {
   int (*put)(void* block, const pinpool_torch_stream* streams, size_t count);
   void (*trim)(void* pool);
   void (*totals)(void* pool, pinpool_torch_totals* totals);
-  // Returns 1 if the stream captures a graph; 0 also if that is unknown.
+  // Returns 1 if the stream captures a graph, and 0 if not or if that is unknown.
   int (*is_capturing)(const pinpool_torch_stream* stream);
   // If the address is in a buffer of any pool that torch did not request, records the stream on the buffer and returns 1.
   // Otherwise returns 0.
-  int (*record)(const void* address, const pinpool_torch_stream* stream);
+  int (*record_foreign_buffer)(const void* address, const pinpool_torch_stream* stream);
 };
 
 } // extern "C"
@@ -203,7 +203,7 @@ class PoolHostAllocator final : public at::HostAllocator {
   }
 
   // Returns the number of blocks that torch uses, that a thread is returning, or that are kept because a stream cannot be recorded.
-  size_t outstanding_blocks() {
+  size_t put_deferred_and_count_blocks() {
     put_deferred();
     const std::lock_guard<std::mutex> guard(blocks_mutex_);
     return blocks_.size() + deferred_.size() + returning_;
@@ -308,7 +308,7 @@ class PoolHostAllocator final : public at::HostAllocator {
         return true;
       }
     }
-    return functions_.record(pointer, native_streams({stream}).data()) != 0 || torch_allocator_->record_event(pointer, context, stream);
+    return functions_.record_foreign_buffer(pointer, native_streams({stream}).data()) != 0 || torch_allocator_->record_event(pointer, context, stream);
   }
 
   void empty_cache() override {
@@ -596,7 +596,7 @@ Outcome check_suitability() {
   if (allocator != nullptr && !allocator->is_disabled()) {
     return {PINPOOL_TORCH_IN_USE, "installed already: call uninstall first"};
   }
-  if (allocator != nullptr && allocator->outstanding_blocks() > 0) {
+  if (allocator != nullptr && allocator->put_deferred_and_count_blocks() > 0) {
     return {PINPOOL_TORCH_IN_USE, "tensors still use memory of the pool that was installed before: drop them first"};
   }
   return {};
@@ -639,7 +639,13 @@ int pinpool_torch_install(const pinpool_torch_functions* functions, char* error,
     // The previous one is not deleted, because threads may still use it.
     auto* allocator = new PoolHostAllocator(*functions, torch_allocator);
     installed.store(allocator, std::memory_order_release);
-    at::setHostAllocator(kDevice, allocator, kPriority);
+    try {
+      at::setHostAllocator(kDevice, allocator, kPriority);
+    } catch (...) {
+      installed.store(previous, std::memory_order_release);
+      delete allocator;
+      throw;
+    }
     if (at::getHostAllocator(kDevice) == allocator) {
       return {};
     }
@@ -657,7 +663,7 @@ int pinpool_torch_uninstall(size_t* blocks_in_use, char* error, size_t error_byt
     auto* allocator = installed.load(std::memory_order_acquire);
     if (allocator != nullptr) {
       allocator->disable();
-      *blocks_in_use = allocator->outstanding_blocks();
+      *blocks_in_use = allocator->put_deferred_and_count_blocks();
       if (*blocks_in_use == 0 && at::getHostAllocator(kDevice) == allocator) {
         at::setHostAllocator(kDevice, allocator->torch_allocator(), kPriority);
       }
