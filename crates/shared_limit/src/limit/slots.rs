@@ -69,7 +69,7 @@ impl Slots {
     /// other member is attached. Also returns the number of the slot.
     pub(super) fn attach(path: &Path, max_bytes: u64) -> Result<(Self, usize), String> {
         loop {
-            let (locks, opened) = open(path, true)?;
+            let Some((locks, opened)) = open(path, true)? else { continue };
             let failed = |error| failed("lock", path, &error);
             let attach = || {
                 // The last member may have removed the file after this process opened it and before this process locked it.
@@ -98,18 +98,16 @@ impl Slots {
 
     /// Attaches read-only. Returns `None` if there is no such file, or if the file has no member.
     pub(super) fn view(path: &Path) -> Result<Option<Self>, String> {
-        let opened = open(path, false);
-        if opened.is_err() && !path.exists() {
-            return Ok(None);
-        }
-        let locks = opened?.0;
-        let header = read_header(path, &locks)?;
-        let found = find(path, &header, true);
-        // Without a member there is no memory either: it was freed with its last member. So an error of `find` does not matter.
-        if !locks.has_member().map_err(|error| failed("lock", path, &error))? {
-            return Ok(None);
-        }
-        Ok(Some(Self { path: path.to_owned(), segment: found?, locks }))
+        let Some((locks, _)) = open(path, false)? else { return Ok(None) };
+        let find = || {
+            let header = read_header(path, &locks)?;
+            let found = find(path, &header, true);
+            // Without a member there is no memory either: it was freed with its last member. So an error of `find` does not matter.
+            if locks.has_member().map_err(|error| failed("lock", path, &error))? { found.map(Some) } else { Ok(None) }
+        };
+        // Under the lock no pool attaches, so a file with members has a complete header.
+        let found = locks.locked(PATIENCE, find).unwrap_or_default().unwrap_or_else(find)?;
+        Ok(found.map(|segment| Self { path: path.to_owned(), segment, locks }))
     }
 
     pub(super) fn slot(&self, index: usize) -> &[AtomicU64] {
@@ -218,16 +216,19 @@ fn failed(action: &str, path: &Path, error: &io::Error) -> String {
     format!("cannot {action} {}: {error}{remedy}", path.display())
 }
 
-/// Opens the file for its locks, and creates it if `is_created`. Fails unless this user owns the file and only this user may
-/// access it.
-fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
+/// Opens the file for its locks. If there is none, creates it if `is_created`, or returns `None`. Fails unless this user owns the
+/// file and only this user may access it.
+fn open(path: &Path, is_created: bool) -> Result<Option<(LockFile, Metadata)>, String> {
     let no_fork = fork::delay_forks();
     let mut options = OpenOptions::new();
     // The file is opened for writing even to view it: a report locks the file while it reads the slots, and the kernel grants a
     // write lock only through a descriptor that is open for writing.
     options.read(true).write(true).create(is_created).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let opened = options.open(path).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-    let (file, metadata) = opened.map_err(|error| failed("open", path, &error))?;
+    let (file, metadata) = match opened {
+        Err(error) if !is_created && error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(|error| failed("open", path, &error))?,
+    };
     let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o777);
     if !metadata.is_file() || owner != user || mode & 0o077 != 0 {
         return Err(format!(
@@ -236,7 +237,7 @@ fn open(path: &Path, is_created: bool) -> Result<(LockFile, Metadata), String> {
         ));
     }
     let locks = LockFile::new(file, &no_fork).map_err(|error| failed("watch", path, &error))?;
-    Ok((locks, metadata))
+    Ok(Some((locks, metadata)))
 }
 
 /// Returns whether `path` still refers to the file that was opened.

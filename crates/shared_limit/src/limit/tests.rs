@@ -4,7 +4,6 @@ use std::fs::{self, File, Permissions};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
-use std::time::Instant;
 
 use super::name::path_of;
 use super::segment::SLOTS;
@@ -59,10 +58,12 @@ fn members_claim_under_the_limit_of_the_first() {
     first.release(60);
     assert_eq!(second.room_for(0), 60);
     let report = second.report();
-    assert_eq!((report.members[0].pool.as_str(), report.members[0].is_own), ("two", true));
-    assert_eq!(report.members.len(), 2);
+    let largest = &report.members[0];
+    assert_eq!((largest.pool.as_str(), largest.is_own, report.members.len()), ("two", true, 2));
     drop(second);
     assert!(first.claim(100), "the other member's bytes are free");
+    first.release(101);
+    assert!(first.claim(100) && !first.claim(1), "the bytes are never below zero");
     assert_eq!(super::report(&named.0).unwrap().unwrap().held_bytes, 100);
     assert!(names().contains(&named.0));
     drop(first);
@@ -77,15 +78,6 @@ fn a_full_shared_limit_says_so_and_can_be_shown() {
     let error = named.error();
     assert!(error.starts_with("all 256 slots of /dev/shm/pinpool-limit."), "{error}");
     assert_eq!(super::report(&named.0).unwrap().unwrap().members.len(), all.len());
-}
-
-#[test]
-fn what_is_returned_is_never_below_zero() {
-    let named = Named::new("below");
-    let member = named.attach("", 100);
-    assert!(member.claim(10));
-    member.release(11);
-    assert!(member.claim(100) && !member.claim(1));
 }
 
 #[test]
@@ -267,8 +259,7 @@ fn only_the_file_of_a_killed_member_is_replaced() {
         assert_eq!(fs::read(named.path()).unwrap(), foreign);
     }
     fs::set_permissions(named.path(), Permissions::from_mode(0o666)).unwrap();
-    let error = named.error();
-    assert!(error.contains("is not a file that only user") && error.contains("mode 666); remove it"), "{error}");
+    assert!(named.error().contains("is not a file that only user") && named.error().contains("mode 666); remove it"));
     fs::remove_file(named.path()).unwrap();
     std::os::unix::fs::symlink("/dev/null", named.path()).unwrap();
     let error = named.error();
@@ -356,8 +347,17 @@ fn claims_of_a_process_that_may_not_have_the_lock_are_refused_in_time() {
     let named = Named::new("locked");
     let member = named.attach("", 100);
     let stopped = named.attach("", 100);
-    let begun = Instant::now();
-    let refused = stopped.0.slots.locked(|| !member.claim(1)).unwrap();
-    assert!(refused && begun.elapsed() < Duration::from_secs(60));
+    assert!(stopped.0.slots.locked(|| !member.claim(1)).unwrap());
     assert!(member.claim(100));
+}
+
+#[test]
+fn a_report_while_the_file_is_removed_and_created_again_is_no_error() {
+    let named = Named::new("reports");
+    std::thread::scope(|scope| {
+        let churn = scope.spawn(|| (0..2_000).for_each(|_| drop(named.attach("only", 100))));
+        while !churn.is_finished() {
+            super::report(&named.0).unwrap();
+        }
+    });
 }
