@@ -270,6 +270,59 @@ def test_to_device_refuses_objects_with_hidden_tensors_and_other_devices(with_mo
     )
 
 
+def test_prefetch_copies_the_next_batch_while_the_caller_uses_the_current_one(with_mock_driver):
+    pytest.importorskip("torch")
+    with_mock_driver(
+        """
+        events, packed = [], torch.nn.utils.rnn.pack_sequence([torch.ones(4, 2)])
+        main = types.SimpleNamespace(device=gpu.device, cuda_stream=new_stream(), wait_event=lambda event: events.append(f"wait {event}"))
+
+        def to_gpu(value, *target, **options):
+            copy = to(value, *target, **options)
+            copy.is_copy = True
+            return copy
+
+        def enqueued():
+            events.append("copied")
+            return sum(event == "copied" for event in events)
+
+        def batches(count, fails=False):
+            for number in range(count):
+                events.append(f"request {number + 1}")
+                yield [tensor(), {"label": number, "more": (tensor(), [outside])}]
+            if fails: raise OSError("a damaged file")
+
+        def loop(iterable):
+            for batch in pinpool.torch.prefetch(iterable):
+                events.append(f"use {batch[1]['label'] + 1}")
+                yield batch
+
+        use_fake_gpu()
+        outside, gpu.record_event = torch.ones(4), enqueued
+        torch.Tensor.to, torch.cuda.Stream, torch.cuda.current_stream = to_gpu, lambda device: gpu, lambda device: main
+        torch.Tensor.is_cuda = property(lambda tensor: hasattr(tensor, "is_copy"))
+        torch.Tensor.record_stream = lambda tensor, stream: events.append("record" if stream is main else "wrong stream")
+        hold(gpu.cuda_stream)
+        # The batches in host memory are dropped, so only their copies keep the memory from reuse.
+        for batch in loop(batches(3)): assert buffer_counts(pool)[1] == 0
+        used = ["wait 1", "record"] * 3 + ["use 1"]
+        assert events[:4] == ["request 1", "copied", "request 2", "copied"] and events[4:11] == used, events
+        assert events[11:13] == ["request 3", "copied"] and events[-1] == "use 3" and "wrong stream" not in events, events
+        assert all(stream is gpu for *_, stream in calls)
+        assert buffer_counts(pool) == (6, 0, 0)
+        let_run(gpu.cuda_stream)
+        wait_for_counts(pool, (0, 0, 6))
+        for batch in loop(batches(3)): break
+        try: assert [batch[1]["label"] for batch in loop(batches(2, fails=True))] == []
+        except OSError as error: assert str(error) == "a damaged file" and events[-1] == "use 1"
+        else: raise AssertionError("no error")
+        assert list(pinpool.torch.prefetch([])) == []
+        assert list(pinpool.torch.prefetch([packed]))[0].data.is_copy
+    """,
+        TORCH,
+    )
+
+
 def test_a_refused_stream_keeps_each_buffer_of_a_batch_from_reuse(with_mock_driver):
     with_mock_driver("""
         pool = pool_of()

@@ -56,7 +56,7 @@ def record_stream(arrays: Any, stream: _Stream, *, missing_ok: bool = False) -> 
         BackendError, DeviceError, RequestError: as for `Buffer.record_stream`. The other arrays are still recorded.
     """
     is_single = not isinstance(arrays, (Mapping, list, tuple))
-    values = list(_values_in(arrays))
+    values = list(values_in(arrays))
     missing = [arrays] if not values and not missing_ok else []
     # The address of the buffer that contains each address, or None outside pools. An empty array has the address 0.
     buffers: dict[int, int | None] = {}
@@ -92,11 +92,11 @@ def _not_in_a_pool(value: Any) -> TypeError:
     )
 
 
-def _values_in(value: Any) -> Iterator[Any]:
+def values_in(value: Any) -> Iterator[Any]:
     """Yields the values of a nested container, except values that cannot contain arrays: numbers, text and None."""
     if isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _values_in(item)
+            yield from values_in(item)
     elif not isinstance(value, _ATOMS):
         yield value.buffer if is_loader_batch(value) and isinstance(value.buffer, _pinpool.Buffer) else value
 

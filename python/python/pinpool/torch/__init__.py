@@ -1,4 +1,4 @@
-"""Serves torch's pinned memory from a pool (`install`), and copies batches to a GPU (`to_device`).
+"""Serves torch's pinned memory from a pool (`install`), and copies batches to a GPU (`prefetch`, `to_device`).
 
     import pinpool.torch
     pinpool.torch.install(max_bytes="8GiB")
@@ -26,12 +26,14 @@ and memory that other libraries register with `cudaHostRegister`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
     from .._settings import PoolSettings, Time
 
-__all__ = ["install", "installed_pool", "to_device", "uninstall"]
+__all__ = ["install", "installed_pool", "prefetch", "to_device", "uninstall"]
 
 #: `PINPOOL_TORCH_IN_USE` in host_allocator.cpp.
 _STATUS_IN_USE = 4
@@ -184,54 +186,110 @@ def to_device(batch: Any, device: int | str | torch.device | None = None, *, str
             decoded, or is named "labels"; `device` is neither a GPU nor the CPU, or not the GPU of `stream`.
         BackendError, DeviceError: `device` is a GPU, but torch finds none; or as for `pinpool.record_stream`.
     """
+    return _copy_batch(batch, device, stream)[0]
+
+
+def prefetch(batches: Iterable[Any], device: int | str | torch.device | None = None) -> Iterator[Any]:
+    """Yields each batch of `batches` as `to_device` returns it, and copies the next batch while the caller uses the current one.
+
+        for inputs, targets in pinpool.torch.prefetch(shared.batches(loader)):
+            train(inputs, targets)
+
+    The copies run on a separate stream. The stream that is current when a batch is requested waits for its copy; use the batch on that
+    stream. Up to three batches are in the memory of the GPU: the last, the current and the next one. The batches of `batches` are dropped
+    as soon as their copy is enqueued. On the CPU, nothing is copied or requested early.
+
+    The next batch has already been requested while the caller uses the current one. So a state of `pinpool_loader.Loader` that is saved
+    within the loop skips one batch, and an error of `batches` is raised instead of yielding the batch before it.
+
+    Raises:
+        TypeError, ValueError, BackendError, DeviceError: as for `to_device`.
+    """
     import torch
 
-    has_gpu = torch.cuda.is_available()
+    if _is_cpu(device):
+        yield from map(functools.partial(to_device, device=device), batches)
+        return
+    stream = torch.cuda.Stream(device)
+    copied: deque[tuple[Any, list[Any], torch.cuda.Event]] = deque()
+    for batch in batches:
+        copied.append((*_copy_batch(batch, device, stream), stream.record_event()))
+        del batch
+        if len(copied) > 1:
+            yield _wait_for_copy(*copied.popleft())
+    if copied:
+        yield _wait_for_copy(*copied.popleft())
+
+
+def _wait_for_copy(batch: Any, tensors: list[Any], event: torch.cuda.Event) -> Any:
+    """Returns `batch` for use on the current stream."""
+    import torch
+
+    for tensor in _arrays.values_in(tensors):
+        if tensor.is_cuda:
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(event)
+            tensor.record_stream(stream)  # torch allocated the tensor for the stream of the copies.
+    return batch
+
+
+def _is_cpu(device: int | str | torch.device | None) -> bool:
+    import torch
+
     if device is None:
-        device = "cuda" if has_gpu else "cpu"
-    copied: list[Any] = []
+        return not torch.cuda.is_available()
     # A torch without CUDA refuses `torch.device(0)`.
-    if stream is None and not isinstance(device, int) and torch.device(device).type == "cpu":
-        result = _copy(batch, torch.device("cpu"), copied)
-    elif not has_gpu:
+    return not isinstance(device, int) and torch.device(device).type == "cpu"
+
+
+def _copy_batch(batch: Any, device: Any, stream: torch.cuda.Stream | None) -> tuple[Any, list[Any]]:
+    """Copies `batch` as `to_device` does. Returns the copy and its tensors."""
+    import torch
+
+    copies: list[tuple[Any, Any]] = []
+    if stream is None and _is_cpu(device):
+        result = _copy(batch, torch.device("cpu"), copies)
+    elif not torch.cuda.is_available():
         raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
     else:
-        result = _copy_on_stream(batch, device, stream, copied)
-    if not copied:
+        result = _copy_on_stream(batch, device, stream, copies)
+    if not copies:
         raise TypeError(f"neither a tensor nor a numeric array is in this {type(batch).__name__}: pass tensors or arrays")
-    return result
+    return result, [copy for _, copy in copies]
 
 
-def _copy_on_stream(batch: Any, device: Any, stream: torch.cuda.Stream | None, copied: list[Any]) -> Any:
+def _copy_on_stream(batch: Any, device: Any, stream: torch.cuda.Stream | None, copies: list[tuple[Any, Any]]) -> Any:
     """Copies `batch` as `to_device` does, and records the stream."""
     import torch
 
     stream = torch.cuda.current_stream(device) if stream is None else stream
-    if torch.device(device) not in (torch.device("cuda"), stream.device):
+    if torch.device("cuda" if device is None else device) not in (torch.device("cuda"), stream.device):
         raise ValueError(f"the stream is on {stream.device}, and not on {device}: pass device=stream.device")
     try:
         with torch.cuda.stream(stream):
-            return _copy(batch, stream.device, copied)
+            return _copy(batch, stream.device, copies)
     finally:  # If a copy fails, the earlier ones still run.
         # The memory of a pool is always strided. After `install`, torch has recorded the copies too, but reports no error.
-        sources = [value for value in copied if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
+        sources = [value for value, _ in copies if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
         _arrays.record_stream(sources, stream, missing_ok=True)
 
 
-def _copy(value: Any, device: torch.device, copied: list[Any]) -> Any:
+def _copy(value: Any, device: torch.device, copies: list[tuple[Any, Any]]) -> Any:
+    """Copies `value`, and appends each tensor with its copy to `copies`."""
     import torch
 
     if _arrays.is_loader_batch(value):
-        fields = {names: _copy(array, device, copied) for names, array in value._pinpool_arrays().items()}
+        fields = {names: _copy(array, device, copies) for names, array in value._pinpool_arrays().items()}
         return {names[0]: field for names, field in fields.items()}
     if _arrays.is_numeric(value) or isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        copied.append(tensor)
         # A copy from a GPU blocks, because its result is read by the CPU.
-        return tensor.to(device, non_blocking=device.type == "cuda")
+        copy = tensor.to(device, non_blocking=device.type == "cuda")
+        copies.append((tensor, copy))
+        return copy
     if not isinstance(value, (Mapping, Sequence)):
         _arrays.refuse_hidden_arrays(value, "copied")
-    return map_items(value, lambda items: [_copy(item, device, copied) for item in items])
+    return map_items(value, lambda items: [_copy(item, device, copies) for item in items])
 
 
 def _new_pool(**settings: Any) -> Pool:
@@ -263,11 +321,3 @@ def _warn_if_without_effect() -> None:
                 name,
                 ",".join(pinned),
             )
-
-
-if not TYPE_CHECKING:  # With this function a type checker would accept every name.
-
-    def __getattr__(name: str) -> object:
-        if name == "snapshot":
-            raise AttributeError("pinpool.torch.snapshot was removed: PINPOOL_TRACE=FILE records the pool, and `pinpool advise FILE` reads that")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
