@@ -56,8 +56,17 @@ pub(crate) fn _seconds(time: &Bound<'_, PyAny>) -> PyResult<f64> {
     seconds(time).map(|time| time.as_secs_f64())
 }
 
-/// Parses a time: seconds, a timedelta, or text such as "500ms" or "none".
+/// Parses the `timeout` of a request. Returns `None` for "wait", which selects the setting `wait` of the pool.
+pub(crate) fn request_timeout(value: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
+    let is_wait = value.cast::<PyString>().is_ok_and(|text| text == "wait");
+    if is_wait { Ok(None) } else { seconds(value).map(Some) }
+}
+
+/// Parses a time: seconds, a timedelta, text such as "500ms", or None or "none" for no limit.
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    if value.is_none() {
+        return Ok(LONGEST_WAIT);
+    }
     if let Ok(text) = value.cast::<PyString>() {
         let text = text.to_string();
         let wait = if text.trim().eq_ignore_ascii_case("none") { Ok(LONGEST_WAIT) } else { parse_duration(&text) };

@@ -131,7 +131,7 @@ impl SampleCatalog {
         let mut listing = ListOptions::default();
         listing.open_archives = open_archives;
         let catalog = run_on_thread(py, &listing.stop, || listing.from_paths(&paths))?;
-        Ok(Self { pool: pool.tagged_pool()?.clone(), handle: pool.handle().clone(), catalog, options, labels })
+        Ok(Self { pool: pool.tagged_pool()?.clone(), handle: pool.handle.clone(), catalog, options, labels })
     }
 
     /// Descriptions of files that could not be listed.

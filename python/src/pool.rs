@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use pinpool::unstable::config::env::{PREFIX, VARIABLES, is_known, nearest};
 use pinpool::unstable::config::text::format_bytes;
@@ -14,7 +15,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{LONGEST_WAIT, seconds, size, text};
+use crate::arguments::{LONGEST_WAIT, request_timeout, seconds, size, text};
 use crate::buffer::Buffer;
 use crate::errors::exception;
 use crate::handle::{PoolHandle, buffer};
@@ -30,7 +31,7 @@ const MAINTENANCE_THREAD: &str = "maintenance_thread";
 pub struct PoolCore {
     // Dropped first, so that `PoolHandle` drops the last reference to the pool, without the GIL.
     tagged: Option<pinpool::Pool>,
-    handle: Arc<PoolHandle>,
+    pub(crate) handle: Arc<PoolHandle>,
 }
 
 /// Unparks a waiting thread.
@@ -45,10 +46,6 @@ impl Wake for Unpark {
 impl PoolCore {
     pub(crate) fn pool(&self) -> PyResult<&pinpool::Pool> {
         self.handle.pool()
-    }
-
-    pub(crate) fn handle(&self) -> &Arc<PoolHandle> {
-        &self.handle
     }
 
     /// Returns the pool, with the tag of this handle.
@@ -128,8 +125,8 @@ impl PoolCore {
     ///
     /// Args:
     ///     nbytes: length in bytes, or text such as "64MiB".
-    ///     timeout: maximum wait for memory, in seconds, a timedelta, or text such as "500ms" ("none" means no limit). With 0 the
-    ///         call may still wait for other threads' driver calls (up to 0.1 s). Overrides `wait`.
+    ///     timeout: maximum wait for memory: seconds, a timedelta, text such as "500ms", None for no limit, or "wait" for the
+    ///         setting `wait` of the pool. With 0 the call may still wait for other threads' driver calls (up to 0.1 s).
     ///
     /// Raises:
     ///     TimeoutError: the pool was full until the timeout.
@@ -139,10 +136,15 @@ impl PoolCore {
     ///     BackendError: the driver or the kernel refused to pin memory.
     ///     ForkError: the pool belongs to the parent of this process.
     ///     ClosedError: the pool was closed.
-    #[pyo3(signature = (nbytes, *, timeout=None))]
-    fn get(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
+    #[pyo3(signature = (nbytes, *, timeout=None), text_signature = "($self, nbytes, *, timeout='wait')")]
+    fn get(
+        &self,
+        py: Python<'_>,
+        nbytes: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = request_timeout)] timeout: Option<Duration>,
+    ) -> PyResult<Buffer> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
-        let wait = timeout.map_or_else(|| Ok(pool.unstable_config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
+        let wait = timeout.or(pool.unstable_config().wait).unwrap_or(LONGEST_WAIT);
         if let Some(idle) = self.get_idle_with_gil(len)? {
             return Ok(idle);
         }
@@ -166,15 +168,14 @@ impl PoolCore {
     }
 
     /// An idle buffer, or a waiting request.
-    #[pyo3(signature = (nbytes, timeout=None))]
     fn _begin_get<'py>(
         &self,
         py: Python<'py>,
         nbytes: &Bound<'py, PyAny>,
-        timeout: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = request_timeout)] timeout: Option<Duration>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (len, pool) = (size("nbytes", nbytes)?, self.pool()?);
-        let wait = timeout.map_or_else(|| Ok(pool.unstable_config().wait.unwrap_or(LONGEST_WAIT)), seconds)?;
+        let wait = timeout.or(pool.unstable_config().wait).unwrap_or(LONGEST_WAIT);
         if let Some(idle) = self.get_idle_with_gil(len)? {
             return Ok(Bound::new(py, idle)?.into_any());
         }
@@ -229,7 +230,7 @@ impl PoolCore {
     /// Waits until the whole reserve is pinned, for a pool with `reserve_wait=False`.
     ///
     /// Args:
-    ///     timeout: maximum wait in seconds, a timedelta, or text such as "500ms" (default: no limit).
+    ///     timeout: maximum wait: seconds, a timedelta, text such as "500ms", or None for no limit.
     ///
     /// Returns:
     ///     True, or False after the timeout.

@@ -115,20 +115,14 @@ impl SharedPoolCore {
         Ok((self.shared()?.worker_count(), counts.free, counts.filling, counts.sent, counts.received, unreturned))
     }
 
-    fn buffer_bytes(&self) -> PyResult<usize> {
-        Ok(self.shared()?.buffer_bytes())
+    /// The bytes of a buffer, and the number of buffers.
+    fn size(&self) -> PyResult<(usize, usize)> {
+        self.shared().map(|shared| (shared.buffer_bytes(), shared.buffer_count()))
     }
 
-    fn num_buffers(&self) -> PyResult<usize> {
-        Ok(self.shared()?.buffer_count())
-    }
-
-    fn pinned_by(&self) -> PyResult<Option<&'static str>> {
-        Ok(self.shared()?.pinned_by().map(PinnedBy::name))
-    }
-
-    fn is_hugetlb(&self) -> PyResult<bool> {
-        Ok(self.shared()?.is_hugetlb())
+    /// What pins the memory, and whether it consists of huge pages.
+    fn pages(&self) -> PyResult<(Option<&'static str>, bool)> {
+        self.shared().map(|shared| (shared.pinned_by().map(PinnedBy::name), shared.is_hugetlb()))
     }
 
     fn close(&self) {
@@ -186,12 +180,9 @@ impl SharedWorker {
         Ok(SharedBuffer { len: buf.len(), state: Mutex::new(Filling { buf: Some(buf), views: 0 }) })
     }
 
-    fn buffer_bytes(&self) -> usize {
-        self.worker.buffer_bytes()
-    }
-
-    fn num_buffers(&self) -> usize {
-        self.worker.buffer_count()
+    /// The bytes of a buffer, and the number of buffers.
+    fn size(&self) -> (usize, usize) {
+        (self.worker.buffer_bytes(), self.worker.buffer_count())
     }
 }
 

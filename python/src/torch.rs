@@ -90,7 +90,7 @@ pub(crate) fn _host_memory() -> Option<(u64, String)> {
 #[pyfunction]
 pub(crate) fn _torch_functions(pool: &Bound<'_, crate::pool::PoolCore>) -> PyResult<usize> {
     let (py, pool) = (pool.py(), pool.get());
-    if !py.detach(|| pool.handle().origin().is_cuda_pinned) && pool.pool()?.unstable_config().backend.name() == "auto" {
+    if !py.detach(|| pool.handle.origin().is_cuda_pinned) && pool.pool()?.unstable_config().backend.name() == "auto" {
         let text = "torch's pinned memory needs the backend vmm, register or cuda: Pool(backend=\"gpu\") says why none works here";
         return Err(BackendError::new_err(text));
     }

@@ -65,8 +65,26 @@ def test_a_request_that_times_out_raises_timeout_error(pool):
         pool.get("32MiB", timeout=0)
     assert not isinstance(caught.value, pinpool.TimeoutError)
     held.release()
-    for timeout in (float("inf"), " None "):
+    for timeout in (float("inf"), " None ", None):
         pool.get("32MiB", timeout=timeout)
+
+
+def test_none_waits_without_limit_and_wait_selects_the_setting():
+    pool, got = heap(wait="20ms"), []
+    held = pool.get("60MiB")
+    thread = threading.Thread(target=lambda: got.append(pool.get("32MiB", timeout=None)))
+    thread.start()
+    until(lambda: pool.stats()["requests"]["waiting"] == 1)
+    for timeout in ({}, {"timeout": "wait"}):
+        for request in (pool.get, lambda nbytes, **timeout: pool.empty(nbytes, "uint8", **timeout)):
+            with pytest.raises(pinpool.TimeoutError):
+                request(32 * MIB, **timeout)
+        with pytest.raises(pinpool.TimeoutError):
+            asyncio.run(pool.aget(32 * MIB, **timeout))
+    assert thread.is_alive() and not got
+    held.release()
+    thread.join(300)
+    assert len(got) == 1
 
 
 def test_other_threads_run_while_one_waits_at_the_limit(pool):

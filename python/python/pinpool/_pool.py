@@ -106,7 +106,7 @@ class Pool(_pinpool.PoolCore):
     def __init_subclass__(cls) -> None:
         raise TypeError("pinpool.Pool cannot be subclassed, because `tagged` returns a Pool: write a class with a pool as an attribute")
 
-    async def aget(self, nbytes: Size, *, timeout: Time | None = None) -> _pinpool.Buffer:
+    async def aget(self, nbytes: Size, *, timeout: Time | None = "wait") -> _pinpool.Buffer:
         """`get` for asyncio: `buf = await pool.aget(nbytes)`, with the same `timeout` and errors.
 
         Tasks and threads wait in one queue, in the order of their requests. A cancelled request leaves the queue. On a miss, a thread of
@@ -122,17 +122,17 @@ class Pool(_pinpool.PoolCore):
         *,
         order: _Order = "C",
         library: Literal["numpy"] | None = None,
-        timeout: Time | None = None,
+        timeout: Time | None = "wait",
     ) -> np.ndarray[Any, np.dtype[Any]]: ...
     @overload
     def empty(
-        self, shape: _Shape, dtype: Any = None, *, order: Literal["C"] = "C", library: Literal["torch"], timeout: Time | None = None
+        self, shape: _Shape, dtype: Any = None, *, order: Literal["C"] = "C", library: Literal["torch"], timeout: Time | None = "wait"
     ) -> torch.Tensor: ...
     @overload
     def empty(
-        self, shape: _Shape, dtype: torch.dtype, *, order: Literal["C"] = "C", library: None = None, timeout: Time | None = None
+        self, shape: _Shape, dtype: torch.dtype, *, order: Literal["C"] = "C", library: None = None, timeout: Time | None = "wait"
     ) -> torch.Tensor: ...
-    def empty(self, shape: _Shape, dtype: Any = None, *, order: _Order = "C", library: str | None = None, timeout: Time | None = None) -> Any:
+    def empty(self, shape: _Shape, dtype: Any = None, *, order: _Order = "C", library: str | None = None, timeout: Time | None = "wait") -> Any:
         """Returns an uninitialized array or tensor in pinned memory. The memory returns to the pool when all views of it are gone.
 
             images = pool.empty((64, 3, 224, 224), torch.float32)

@@ -135,17 +135,17 @@ class SharedPool:
                 if self._worker is None or self._worker_pid != os.getpid():
                     self._worker, self._worker_pid = _pinpool.SharedWorker(self.fileno()), os.getpid()
                     if self._core is None or self._owner_pid != os.getpid():
-                        _keep_freed_memory(self._worker.buffer_bytes())
+                        _keep_freed_memory(self._worker.size()[0])
                 worker = self._worker
         return worker
 
-    def get(self, nbytes: Size | None = None, *, timeout: Time = "none") -> _pinpool.SharedBuffer:
+    def get(self, nbytes: Size | None = None, *, timeout: Time | None = None) -> _pinpool.SharedBuffer:
         """Returns a free buffer to fill with `nbytes` bytes (default: `buffer_bytes`), and waits until there is one.
 
         Args:
             nbytes: length in bytes, or text such as "1MiB".
-            timeout: maximum wait in seconds, a timedelta, or text such as "500ms". The default "none" is no limit, because workers
-                also wait while the trainer validates or saves.
+            timeout: maximum wait: seconds, a timedelta, text such as "500ms", or None for no limit. That is the default, because
+                workers also wait while the trainer validates or saves.
 
         Raises:
             TimeoutError: no buffer became free in time. LimitError if `timeout` is 0.
@@ -155,9 +155,9 @@ class SharedPool:
                 is free or this process has not attached yet.
         """
         worker = self._attach()
-        return worker.get(worker.buffer_bytes() if nbytes is None else nbytes, timeout)
+        return worker.get(worker.size()[0] if nbytes is None else nbytes, timeout)
 
-    def pack(self, batch: Any, *, user_data: int = 0, timeout: Time = "none") -> PackedBatch:
+    def pack(self, batch: Any, *, user_data: int = 0, timeout: Time | None = None) -> PackedBatch:
         """Copies the arrays and tensors of `batch` into one shared buffer, sends it, and returns a `PackedBatch` for `unpack`.
 
         If the batch is larger than a buffer, the result contains its bytes instead of a ticket, and `receive_next` does not return it.
@@ -175,7 +175,7 @@ class SharedPool:
         layout = BatchLayout()
         return self._send(layout, layout.place(batch), user_data, timeout)
 
-    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: Time = "none") -> PackedBatch:
+    def collate(self, samples: list[Any], *, user_data: int = 0, timeout: Time | None = None) -> PackedBatch:
         """Stacks samples in one shared buffer and sends it: the `collate_fn` of a DataLoader.
 
         With `DataLoader(batch_size=None)` use `pack`: `collate` stacks a list of samples.
@@ -193,7 +193,7 @@ class SharedPool:
         layout = BatchLayout()
         return self._send(layout, layout.collate(samples, self.library), user_data, timeout)
 
-    def _send(self, layout: BatchLayout, tree: Any, user_data: int, timeout: Time) -> PackedBatch:
+    def _send(self, layout: BatchLayout, tree: Any, user_data: int, timeout: Time | None) -> PackedBatch:
         if layout.nbytes > self.buffer_bytes:
             oversized = bytearray(layout.nbytes)
             layout.fill(oversized)
@@ -240,8 +240,8 @@ class SharedPool:
             target[:] = oversized
         return buf
 
-    def receive_next(self, *, timeout: Time = "none") -> tuple[int, _pinpool.Buffer] | None:
-        """Returns the `user_data` of the oldest unreceived buffer and the buffer, or None after `timeout` (default: no limit)."""
+    def receive_next(self, *, timeout: Time | None = None) -> tuple[int, _pinpool.Buffer] | None:
+        """Returns the `user_data` of the oldest unreceived buffer and the buffer, or None after `timeout` (as for `get`)."""
         return self._trainer_core().receive_next(timeout)
 
     def receive_from_dead_worker(self) -> tuple[int, _pinpool.Buffer] | None:
@@ -333,12 +333,12 @@ class SharedPool:
     @property
     def buffer_bytes(self) -> int:
         """Length of each buffer in bytes."""
-        return self._attach().buffer_bytes() if self._core is None else self._core.buffer_bytes()
+        return (self._attach() if self._core is None else self._core).size()[0]
 
     @property
     def num_buffers(self) -> int:
         """Number of buffers."""
-        return self._attach().num_buffers() if self._core is None else self._core.num_buffers()
+        return (self._attach() if self._core is None else self._core).size()[1]
 
     @property
     def pool(self) -> Pool:
@@ -349,12 +349,12 @@ class SharedPool:
     @property
     def pinned_by(self) -> str | None:
         """What pins the memory: "driver", "kernel" (`mlock`) or None."""
-        return self._trainer_core().pinned_by()
+        return self._trainer_core().pages()[0]
 
     @property
     def is_hugetlb(self) -> bool:
         """True if the memory is in hugetlb pages."""
-        return self._trainer_core().is_hugetlb()
+        return self._trainer_core().pages()[1]
 
     def close(self) -> None:
         """Closes the shared pool. Received buffers stay usable.

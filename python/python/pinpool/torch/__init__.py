@@ -133,12 +133,12 @@ def _disable() -> int:
     return num_blocks_in_use.value
 
 
-def uninstall(*, timeout: Time = 0) -> int:
+def uninstall(*, timeout: Time | None = 0) -> int:
     """Makes torch's own allocator serve later requests. Returns the number of blocks of the pool that are still in use.
 
     While there are such blocks, pinpool's allocator stays installed and forwards requests to torch's allocator, because it tracks
     the copies of the blocks. Call `uninstall` again to remove it before another `install`; at exit no call is needed. The result is 0
-    once no block of a pool is left; the call waits for that for up to `timeout`: seconds, a timedelta, or text such as "500ms".
+    once no block of a pool is left; the call waits for that for up to `timeout`: seconds, a timedelta, text such as "500ms", or None.
     The pool itself exists until the process ends. Its reserve stays pinned. With the backends "register" and "cuda", its idle memory
     also stays pinned until `pool.trim()` is called.
 
@@ -210,7 +210,7 @@ def prefetch(batches: Iterable[Any], device: int | str | torch.device | None = N
     if _is_cpu(device):
         yield from map(functools.partial(to_device, device=device), batches)
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: deque[tuple[Any, list[Any], torch.cuda.Event]] = deque()
     for batch in batches:
         copied.append((*_copy_batch(batch, device, stream), stream.record_event()))
