@@ -19,7 +19,7 @@ STREAM = (
 import contextlib
 import torch
 torch.Tensor.to = lambda self, *_, **__: self.clone()
-stream = type("Stream", (), {"cuda_stream": new_stream(), "device": torch.device("cuda", 0), "record_event": lambda: None})
+stream = type("Stream", (), {"cuda_stream": new_stream(), "device": torch.device("cuda", 0), "record_event": lambda: None, "wait_event": lambda event: None})
 torch.cuda.is_available, torch.cuda.current_stream, torch.cuda.stream = lambda: True, lambda *_: stream, contextlib.nullcontext
 torch.cuda.Stream = torch.cuda.current_stream
 """

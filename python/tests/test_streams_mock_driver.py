@@ -305,9 +305,9 @@ def test_prefetch_copies_the_next_batch_while_the_caller_uses_the_current_one(wi
         hold(gpu.cuda_stream)
         # The batches in host memory are dropped, so only their copies keep the memory from reuse.
         for batch in loop(batches(3)): assert buffer_counts(pool)[1] == 0
-        used = ["wait 1", "record"] * 3 + ["use 1"]
-        assert events[:4] == ["request 1", "copied", "request 2", "copied"] and events[4:11] == used, events
-        assert events[11:13] == ["request 3", "copied"] and events[-1] == "use 3" and "wrong stream" not in events, events
+        used = ["wait 1", *["record"] * 3, "use 1"]
+        assert events[:4] == ["request 1", "copied", "request 2", "copied"] and events[4:9] == used, events
+        assert events[9:11] == ["request 3", "copied"] and events[-1] == "use 3" and "wrong stream" not in events, events
         assert all(stream is gpu for *_, stream in calls)
         assert buffer_counts(pool) == (6, 0, 0)
         let_run(gpu.cuda_stream)

@@ -212,25 +212,23 @@ def prefetch(batches: Iterable[Any], device: int | str | torch.device | None = N
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: deque[tuple[Any, list[Any], torch.cuda.Event]] = deque()
+
+    def next_copied() -> Any:
+        batch, tensors, event = copied.popleft()
+        current = torch.cuda.current_stream(stream.device)
+        current.wait_event(event)
+        for tensor in _arrays.values_in(tensors):
+            if tensor.is_cuda:
+                tensor.record_stream(current)  # torch allocated the tensor for the stream of the copies.
+        return batch
+
     for batch in batches:
         copied.append((*_copy_batch(batch, device, stream), stream.record_event()))
         del batch
         if len(copied) > 1:
-            yield _wait_for_copy(*copied.popleft())
+            yield next_copied()
     if copied:
-        yield _wait_for_copy(*copied.popleft())
-
-
-def _wait_for_copy(batch: Any, tensors: list[Any], event: torch.cuda.Event) -> Any:
-    """Returns `batch` for use on the current stream."""
-    import torch
-
-    for tensor in _arrays.values_in(tensors):
-        if tensor.is_cuda:
-            stream = torch.cuda.current_stream(tensor.device)
-            stream.wait_event(event)
-            tensor.record_stream(stream)  # torch allocated the tensor for the stream of the copies.
-    return batch
+        yield next_copied()
 
 
 def _is_cpu(device: int | str | torch.device | None) -> bool:
