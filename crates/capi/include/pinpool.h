@@ -194,7 +194,8 @@ typedef struct pp_pool pp_pool;
  * `user_data` of pp_set_log.
  *
  * Called from any thread, possibly from several at once, while the library holds no lock, so it may call any function of the
- * library. It must not throw or longjmp.
+ * library. But it must not return or record the buffer that the interrupted call of this thread records: that would wait for
+ * the interrupted call. It must not throw or longjmp.
  */
 typedef void (*pp_log_fn)(int level, const char *text, void *user_data);
 

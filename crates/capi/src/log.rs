@@ -42,7 +42,8 @@ pub enum pp_log_level {
 /// `user_data` of pp_set_log.
 ///
 /// Called from any thread, possibly from several at once, while the library holds no lock, so it may call any function of the
-/// library. It must not throw or longjmp.
+/// library. But it must not return or record the buffer that the interrupted call of this thread records: that would wait for
+/// the interrupted call. It must not throw or longjmp.
 pub type pp_log_fn = Option<unsafe extern "C" fn(level: c_int, text: *const c_char, user_data: *mut c_void)>;
 
 type Callback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
