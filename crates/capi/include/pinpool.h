@@ -125,8 +125,8 @@ typedef enum {
   /** The pool belongs to the parent of this forked process. Nothing was done. */
   PP_FORKED = 9,
   /**
-   * Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it,
-   * except those that return PP_BUFFER_LOST instead.
+   * Internal error (a bug in pinpool). The pool remains usable. Any function may return it, except those that return
+   * PP_BUFFER_LOST instead.
    */
   PP_INTERNAL = 10,
   /** The backend or the CUDA driver is not available on this machine. Retrying does not help. */
@@ -386,7 +386,7 @@ pp_status pp_maintain(pp_pool *pool);
  */
 PP_NODISCARD pp_status pp_stats_json(pp_pool *pool, char **json);
 
-/** Frees a string of pp_stats_json, as free() does. NULL is allowed. */
+/** Frees a string of pp_stats_json. NULL is allowed. Do not call free() instead. */
 void pp_string_free(char *text);
 
 /**

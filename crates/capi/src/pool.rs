@@ -1,6 +1,6 @@
 //! The functions on pools.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::ptr::{self, NonNull};
 
 use pinpool::{Limit, Pool};
@@ -227,21 +227,20 @@ pub unsafe extern "C" fn pp_stats_json(pool: *mut pp_pool, json: *mut *mut c_cha
         };
         let failed = |error| Failure::new(pp_status::PP_INTERNAL, format!("no statistics as JSON: {error}"));
         let text = serde_json::to_string(&stats).map_err(failed)?;
-        // SAFETY: the text ends in 0.
-        let copy = NonNull::new(unsafe { libc::strdup(text_for_c(&text).as_ptr()) });
-        let no_memory = || format!("no memory for a string of {} bytes", text.len());
-        store(out, copy.ok_or_else(|| Failure::new(pp_status::PP_INTERNAL, no_memory()))?.as_ptr());
+        store(out, text_for_c(&text).into_raw());
         Ok(pp_status::PP_OK)
     })
 }
 
-/// Frees a string of pp_stats_json, as free() does. NULL is allowed.
+/// Frees a string of pp_stats_json. NULL is allowed. Do not call free() instead.
 ///
 /// # Safety
 ///
 /// A text of `pp_stats_json`, not released yet, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pp_string_free(text: *mut c_char) {
-    // SAFETY: the caller promises that the text is null, or was made by `strdup`.
-    unsafe { libc::free(text.cast()) };
+    if !text.is_null() {
+        // SAFETY: `pp_stats_json` made the text by `into_raw`, and the caller does not use it again.
+        drop(unsafe { CString::from_raw(text) });
+    }
 }

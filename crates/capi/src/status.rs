@@ -37,8 +37,8 @@ pub enum pp_status {
     PP_DEVICE_FAILED = 8,
     /// The pool belongs to the parent of this forked process. Nothing was done.
     PP_FORKED = 9,
-    /// Internal error (a bug in pinpool), or malloc failed for a string. The pool remains usable. Any function may return it,
-    /// except those that return PP_BUFFER_LOST instead.
+    /// Internal error (a bug in pinpool). The pool remains usable. Any function may return it, except those that return
+    /// PP_BUFFER_LOST instead.
     PP_INTERNAL = 10,
     /// The backend or the CUDA driver is not available on this machine. Retrying does not help.
     PP_UNAVAILABLE = 11,
