@@ -56,13 +56,14 @@
 //!
 //! A request that finds no room waits for up to [`PoolBuilder::wait`] (default 30 s), in order of arrival. Then it fails, and
 //! [`is_timeout`](Error::is_timeout) is true for the error; [`report`](Error::report) lists the holders of memory. If only
-//! [`is_limit`](Error::is_limit) is true, the request did not wait for its whole time: it can no longer fit, or its wait is zero.
+//! [`is_limit`](Error::is_limit) is true, the request failed early: it can no longer fit, or its wait is zero.
 //! [`is_backend`](Error::is_backend) means that the driver or the kernel refused memory.
 //!
 //! # Async tasks
 //!
 //! Call [`Pool::start`] on a thread that may block, since it starts the driver and pins memory. Then [`Pool::get_async`] and an
-//! awaited [`Completion`] do not block the thread, but [`PinnedBuf::wait_slice`] and [`Completion::wait`] do.
+//! awaited [`Completion`] do not block the thread. These calls may, to wait for an earlier copy of the buffer: [`PinnedBuf`]'s
+//! `wait_slice`, `copy_to`, `copy_range_to` and `copy_from`, and the `wait` methods of [`Completion`] and [`PendingBuf`].
 //!
 //! # Features
 //!

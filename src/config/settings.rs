@@ -70,7 +70,7 @@ macro_rules! for_each_setting {
 
         group "Lifetime";
 
-        // In measurements with 25 loaders, half or twice this time changed driver time and held memory by less than 5 %.
+        // In replays of 25 workloads, half or twice this time changed driver time and held memory by less than 5 %.
         /// How long free memory stays pinned: a time, or none (forever).
         /// In code, `None` means forever. Idle buffers become free memory after 10 s.
         "PINPOOL_IDLE_TIMEOUT" = Some(Duration::from_secs(60)),

@@ -1,7 +1,7 @@
 //! The handle of a pool and its builder.
 //!
-//! Dropping the last clone of a [`Pool`] ends the engine: idle memory is released then, and other memory when its buffers are
-//! returned. This module converts lengths into size classes and blocks into buffers. It makes no decisions about memory.
+//! Dropping the last clone of a [`Pool`] ends the engine: its memory is released once no buffer is in use, without an arena each
+//! buffer separately. This module converts lengths into size classes and blocks into buffers. It makes no decisions about memory.
 
 use std::fmt;
 use std::sync::Arc;

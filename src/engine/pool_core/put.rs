@@ -334,7 +334,7 @@ impl PoolCore {
         self.memory.enforce_limits(self, self.config.max_idle_bytes, self.time.coarse_us());
     }
 
-    /// Ends the pool after its last handle was dropped. Releases idle blocks now, and other blocks when they are returned.
+    /// Ends the pool after its last handle was dropped. Gives idle blocks to their supply now, and other blocks when they are returned.
     pub(crate) fn seal(&self) {
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.thread.into_iter().for_each(|thread| thread.remove(std::ptr::from_ref(self).cast()));
@@ -350,7 +350,7 @@ impl PoolCore {
         }
     }
 
-    /// Makes waiting and later requests fail. Releases idle blocks now, and other blocks when they are returned.
+    /// Makes waiting and later requests fail. Gives idle blocks to their supply now, and other blocks when they are returned.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         // Before the releases, which may wait for the device.
