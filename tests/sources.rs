@@ -21,7 +21,7 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("crates/loader", 2398),
     ("crates/metrics", 366),
     ("crates/observe", 1800),
-    ("crates/os", 1352),
+    ("crates/os", 1358),
     ("crates/preload", 1462),
     ("crates/replay", 1298),
     ("crates/shared_buffers", 1052),
@@ -33,10 +33,10 @@ const CODE_LINES: &[(&str, usize)] = &[
     ("src/arena", 1344),
     ("src/backend", 1959),
     ("src/buffer", 654),
-    ("src/config", 743),
+    ("src/config", 740),
     ("src/copy", 1234),
     ("src/driver", 730),
-    ("src/engine", 6771),
+    ("src/engine", 6774),
     ("src/error", 269),
     ("src/in_flight", 536),
     ("src/lib", 49),
@@ -53,7 +53,7 @@ const CODE_LINES: &[(&str, usize)] = &[
 ];
 
 /// Bytes of all Markdown files.
-const MARKDOWN_BYTES: usize = 115_785;
+const MARKDOWN_BYTES: usize = 115_765;
 
 /// Lines of a file with its comments, without its tests.
 const MAX_FILE_LINES: usize = 450;

@@ -6,6 +6,7 @@ import datetime
 import functools
 import gc
 import inspect
+import os
 import pickle
 import re
 import sys
@@ -67,6 +68,21 @@ def test_a_request_that_times_out_raises_timeout_error(pool):
     held.release()
     for timeout in (float("inf"), " None ", None):
         pool.get("32MiB", timeout=timeout)
+
+
+@pytest.mark.parametrize("ranks, divisor", [("1", 1), ("4", 4), ("many", 1), ("0", 1)])
+def test_the_default_limit_is_divided_among_the_ranks_of_the_host(run_in_subprocess, ranks, divisor):
+    code = """
+        import pinpool
+        print(pinpool.Pool(backend="heap", env=False).max_bytes, pinpool._pinpool._host_memory()[0])
+        shared = pinpool.Pool(backend="heap", env=False, ledger="python-ranks")
+        print(shared.max_bytes)
+    """
+    out, _ = run_in_subprocess(code, env=os.environ | {"LOCAL_WORLD_SIZE": ranks})
+    limit, total, shared = map(int, out.split())
+    # Less if less is free.
+    assert limit <= total // 4 // divisor and shared <= total // 4
+    assert divisor == 1 or limit < shared
 
 
 def test_none_waits_without_limit_and_wait_selects_the_setting():

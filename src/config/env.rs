@@ -139,12 +139,9 @@ pub(crate) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<()>
     };
     let before = (variable.set_to)(settings);
     (variable.read)(settings, text).map_err(|error| variable.invalid_value(text, &error, ""))?;
-    match before.filter(|before| (variable.set_to)(settings).as_ref() != Some(before)) {
-        Some(before) => {
-            Err(setting_error(variable.name, text, format!("already set to {before}; leave one of the two out")))
-        }
-        None => Ok(()),
-    }
+    let other = before.filter(|before| (variable.set_to)(settings).as_ref() != Some(before));
+    let why = other.map(|other| format!("already set to {other}; leave one of the two out"));
+    why.map_or(Ok(()), |why| Err(setting_error(variable.name, text, why)))
 }
 
 /// Checks that the variable called `name` can have the value `text`.
@@ -319,7 +316,7 @@ pub fn is_one_of_several() -> bool {
 
 fn shows_several(value_of: impl Fn(&str) -> Option<String>) -> bool {
     let is_any_set = |names: &[&str]| names.iter().any(|name| value_of(name).is_some_and(|it| !it.trim().is_empty()));
-    let local_ranks = value_of("LOCAL_WORLD_SIZE").and_then(|ranks| ranks.trim().parse::<u64>().ok());
+    let local_ranks = pinpool_os::host::limits::parse_ranks(value_of("LOCAL_WORLD_SIZE"));
     // The number of local ranks decides, if it is known: a host may have only one of many ranks.
     let is_rank = || local_ranks.map_or_else(|| is_any_set(&["RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"]), |n| n > 1);
     is_any_set(&["RAY_JOB_ID", "RAY_RAYLET_PID"]) || is_rank()

@@ -14,7 +14,7 @@ impl Config {
     /// its origin. The limit of locked memory may be lower: [`ChosenSource::lock_limit_bytes`].
     #[doc(hidden)]
     pub fn limit_on_host(&self) -> (Option<u64>, String) {
-        HostLimit::new(PathBuf::from("/")).resolve(self.max_bytes, 0)
+        HostLimit::new(PathBuf::from("/"), pinpool_os::host::limits::local_ranks()).resolve(self.max_bytes, 0)
     }
 
     /// Chooses the source of memory for a pool with these settings as [`PoolBuilder::build`](crate::PoolBuilder::build) does, and

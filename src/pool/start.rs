@@ -69,7 +69,7 @@ impl PoolStart {
             // The process may have chosen a GPU since the pool was built.
             config.device = backend::default_device(config.code_only.default_device);
         }
-        let mut limit = HostLimit::new(root.clone());
+        let mut limit = HostLimit::new(root.clone(), if shared.is_some() { 1 } else { limits::local_ranks() });
         let is_auto = shared.is_none() && config.max_bytes == Limit::Auto;
         let member = ProcessMember::new(root.clone(), log.name.clone(), is_auto);
         let (mut max_bytes, origin) = limit.resolve(config.max_bytes, if is_auto { member.auto_bytes() } else { 0 });
@@ -188,7 +188,7 @@ impl PoolStart {
         };
         let requested_bytes = config.max_bytes.bytes();
         // All processes together get the limit that `auto` gives to one pool.
-        let auto = || HostLimit::new(self.host_root.clone()).resolve(Limit::Auto, 0).0;
+        let auto = || HostLimit::new(self.host_root.clone(), 1).resolve(Limit::Auto, 0).0;
         let max_bytes = requested_bytes.or_else(auto).unwrap_or(u64::MAX);
         match SharedLimit::attach(name, log.name.as_deref(), max_bytes) {
             Ok(shared) => {

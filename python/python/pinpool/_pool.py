@@ -56,8 +56,8 @@ class Pool(_pinpool.PoolCore):
         name: name of the pool in log lines and reports.
         env: whether environment variables supply the settings that are omitted.
         max_bytes: limit on all bytes held: a size, "none" or "auto". The limit "auto" is a quarter of the memory of the cgroup or
-            machine, at most what is free, and all "auto" pools of the process share it. The default is "auto", or "none" under
-            "tensorflow".
+            machine, at most what is free, divided by `LOCAL_WORLD_SIZE`; all "auto" pools of the process share it. The default is
+            "auto", or "none" under "tensorflow".
         reserve: bytes pinned at the start and kept.
         max_idle_bytes: maximum number of bytes in idle buffers and free memory.
         ledger: name of a limit, such as the job's ID, that all processes of this user and host with the same name share. With

@@ -57,6 +57,8 @@ pub(crate) struct HostLimit {
     followed: Mutex<Option<(u64, LimitOrigin)>>,
     /// The directory below which the gauge reads.
     root: PathBuf,
+    /// Number of processes that the limit `auto` is divided among.
+    ranks: u64,
     /// Locked while the limit changes.
     changing: Mutex<()>,
 }
@@ -66,11 +68,12 @@ pub(crate) struct HostLimit {
 static LAST_READING: PerProcess<Mutex<Option<(PathBuf, u64, HostMemory)>>> = PerProcess::new(Mutex::default);
 
 impl HostLimit {
-    /// Reads the files below `root`.
-    pub(crate) fn new(root: PathBuf) -> Self {
+    /// Reads the files below `root`. `ranks` processes share the limit `auto`.
+    pub(crate) fn new(root: PathBuf, ranks: u64) -> Self {
         Self {
             gauge: MemoryGauge::open(&root),
             root,
+            ranks,
             lock_limit_bytes: None,
             followed: Mutex::default(),
             changing: Mutex::default(),
@@ -88,7 +91,7 @@ impl HostLimit {
             Limit::Auto => match self.gauge.as_ref().and_then(MemoryGauge::read) {
                 None => (None, "none (the machine's memory is unknown)".to_owned()),
                 Some(memory) => {
-                    let (bytes, words) = share(&memory, held_bytes);
+                    let (bytes, words) = self.share(&memory, held_bytes);
                     *followed = Some((memory.total_bytes, memory.origin));
                     (Some(bytes), format!("{} ({words})", Size(bytes)))
                 }
@@ -106,7 +109,7 @@ impl HostLimit {
         if (memory.total_bytes, &memory.origin) == (followed.0, &followed.1) {
             return None;
         }
-        let (bytes, words) = share(&memory, held_bytes());
+        let (bytes, words) = self.share(&memory, held_bytes());
         *followed = (memory.total_bytes, memory.origin);
         Some((self.within_lock_limit(Some(bytes)), words))
     }
@@ -128,14 +131,16 @@ impl HostLimit {
     fn within_lock_limit(&self, max_bytes: Option<u64>) -> Option<u64> {
         self.lock_limit_bytes.into_iter().chain(max_bytes).min()
     }
-}
 
-/// Returns the limit `auto` for pools that hold `held_bytes`, and a text that states its origin. These bytes count as available,
-/// since the pools can use them.
-fn share(memory: &HostMemory, held_bytes: u64) -> (u64, String) {
-    let bytes = policy::default_limit(memory.total_bytes, memory.available_bytes.saturating_add(held_bytes));
-    let part = if bytes < policy::default_limit(memory.total_bytes, u64::MAX) { "what is free" } else { "a quarter" };
-    (bytes, format!("{part} of {}, {}", Size(memory.total_bytes), memory.origin))
+    /// Returns the limit `auto` for pools that hold `held_bytes`, and a text that states its origin. These bytes count as available,
+    /// since the pools can use them.
+    fn share(&self, memory: &HostMemory, held_bytes: u64) -> (u64, String) {
+        let [total_bytes, free_bytes] = [memory.total_bytes, memory.available_bytes].map(|bytes| bytes / self.ranks);
+        let bytes = policy::default_limit(total_bytes, free_bytes.saturating_add(held_bytes));
+        let part = if bytes < policy::default_limit(total_bytes, u64::MAX) { "what is free" } else { "a quarter" };
+        let among = if self.ranks > 1 { format!(" for {} ranks", self.ranks) } else { String::new() };
+        (bytes, format!("{part} of {}{among}, {}", Size(memory.total_bytes), memory.origin))
+    }
 }
 
 impl PoolCore {
@@ -308,13 +313,12 @@ impl PoolCore {
 
     /// Returns the statistics of the shared limit of the host, if there is one.
     pub(super) fn shared_limit_stats(&self) -> Option<SharedLimitStats> {
-        let SharedLimitReport { name, max_bytes, held_bytes, members, .. } =
-            self.memory.budget.shared_limit()?.report();
-        let own_bytes = members.iter().filter(|member| member.is_own).map(|member| member.held_bytes).sum::<u64>();
+        let report = self.memory.budget.shared_limit()?.report();
+        let SharedLimitReport { name, max_bytes, held_bytes, members, .. } = report;
         let others = || members.iter().filter(|member| !member.is_own);
         Some(SharedLimitStats {
             pools: members.len() as u64,
-            own_bytes,
+            own_bytes: members.iter().filter(|member| member.is_own).map(|member| member.held_bytes).sum(),
             others_idle_bytes: others().map(|member| member.idle_bytes).fold(0, u64::saturating_add),
             others_wanted_bytes: others().map(|member| member.wanted_bytes).fold(0, u64::saturating_add),
             name,

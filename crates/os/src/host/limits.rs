@@ -34,6 +34,16 @@ pub fn process_limits(root: &Path) -> ProcessLimits {
     }
 }
 
+/// Returns the number of ranks on this host, as torchrun states it, or 1.
+pub fn local_ranks() -> u64 {
+    parse_ranks(std::env::var("LOCAL_WORLD_SIZE").ok()).unwrap_or(1).max(1)
+}
+
+/// Parses the value of `LOCAL_WORLD_SIZE`.
+pub fn parse_ranks(variable: Option<String>) -> Option<u64> {
+    variable?.trim().parse().ok()
+}
+
 pub const ADDRESSES: &str = "the addresses of this process are limited (RLIMIT_AS): raise `ulimit -v`";
 pub const DATA: &str = "the data of this process is limited: raise the limit (`ulimit -d unlimited`)";
 pub const LOCKED: &str =

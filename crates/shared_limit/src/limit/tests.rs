@@ -1,6 +1,7 @@
 #![allow(unsafe_code)] // Forks, and replaces descriptors.
 
 use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
@@ -194,25 +195,18 @@ fn the_largest_members_come_first_with_truncated_names() {
 fn the_bytes_of_a_killed_member_are_free_while_its_child_lives() {
     let named = Named::new("death");
     let own = named.attach("own", 100);
-    let (mut ends, mut orphan) = ([0; 2], 0);
-    // SAFETY: the call writes two descriptors.
-    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    let ((mut reader, mut writer), mut orphan) = (std::io::pipe().unwrap(), [0; size_of::<libc::pid_t>()]);
     let member = Child::that(|| {
         let member = named.attach("killed", 100);
         assert!(member.claim(60));
         // The child inherits all files and mappings that its parent has open, but owns no slot.
         let child = Child::that(|| assert!(!member.claim(1) && member.report() == SharedLimitReport::default()));
-        // SAFETY: the call reads the number `child.0`.
-        unsafe { libc::write(ends[1], (&raw const child.0).cast(), size_of::<libc::pid_t>()) };
+        writer.write_all(&child.0.to_ne_bytes()).unwrap();
         std::mem::forget(child);
         member
     });
-    // SAFETY: the call writes at most the size of `orphan`.
-    assert_eq!(unsafe { libc::read(ends[0], (&raw mut orphan).cast(), size_of::<libc::pid_t>()) }, 4);
-    for end in ends {
-        // SAFETY: this test owns the descriptor and does not use it again.
-        unsafe { libc::close(end) };
-    }
+    reader.read_exact(&mut orphan).unwrap();
+    let orphan = libc::pid_t::from_ne_bytes(orphan);
     assert!(!own.claim(41) && own.report().members.len() == 2);
     member.kill();
     assert_eq!(own.report().members.len(), 1);
