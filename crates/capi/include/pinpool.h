@@ -113,7 +113,7 @@ typedef enum {
    * call may succeed, unless the request is larger than the limit.
    */
   PP_OVER_LIMIT = 5,
-  /** The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with. */
+  /** No buffer of the size class is idle. Only from pp_try_get and pp_try_get_with. */
   PP_NONE_IDLE = 6,
   /** The driver or the operating system refused memory, pinned or not. A later call may succeed. */
   PP_MEMORY_REFUSED = 7,
@@ -418,8 +418,9 @@ PP_NODISCARD pp_status pp_get(pp_pool *pool, size_t bytes, void **ptr);
 PP_NODISCARD pp_status pp_get_with(pp_pool *pool, size_t bytes, const pp_request_options *options, void **ptr);
 
 /**
- * Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Pins no memory and does not wait for room. The
- * first call on a pool may test the backends (see pp_pool_open).
+ * Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Free memory of a reserve is not an idle buffer.
+ * Pins no memory and does not wait for room, but may release memory under the preset tensorflow, PINPOOL_MAX_IDLE_BYTES or a
+ * shared limit. The first call on a pool may test the backends (see pp_pool_open).
  *
  * - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
  *   error, so pp_last_error does not change.

@@ -148,8 +148,9 @@ unsafe fn with_options(
     Ok(take(&guard.pool()?.tagged(unsafe { str_from_c(tag, "tag") }?), request)?)
 }
 
-/// Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Pins no memory and does not wait for room. The
-/// first call on a pool may test the backends (see pp_pool_open).
+/// Allocates as pp_get does if a buffer of the size class of `bytes` is idle. Free memory of a reserve is not an idle buffer.
+/// Pins no memory and does not wait for room, but may release memory under the preset tensorflow, PINPOOL_MAX_IDLE_BYTES or a
+/// shared limit. The first call on a pool may test the backends (see pp_pool_open).
 ///
 /// - PP_NONE_IDLE: no such buffer is idle or, for a partition, its limit leaves no room or earlier requests wait. This is not an
 ///   error, so pp_last_error does not change.

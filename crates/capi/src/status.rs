@@ -28,7 +28,7 @@ pub enum pp_status {
     /// wait behind earlier requests. It did not wait, or stopped waiting when the limit became smaller than the request. A later
     /// call may succeed, unless the request is larger than the limit.
     PP_OVER_LIMIT = 5,
-    /// The request needs more pinned memory or a wait. Only from pp_try_get and pp_try_get_with.
+    /// No buffer of the size class is idle. Only from pp_try_get and pp_try_get_with.
     PP_NONE_IDLE = 6,
     /// The driver or the operating system refused memory, pinned or not. A later call may succeed.
     PP_MEMORY_REFUSED = 7,

@@ -32,9 +32,9 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// Run an unmodified CUDA program with its pinned memory served from a pool
 ///
 /// Memory that the program allocates with cudaHostAlloc, cudaMallocHost, cuMemHostAlloc or cuMemAllocHost comes from one pool
-/// per context, each with the limit max_bytes. Freed memory is reused once the work enqueued before the free has completed in
-/// every context that the library has seen; see docs/preload.md. The exit status is the program's, 127 if the program is not
-/// found, or 126 if it cannot be executed.
+/// per context, each with the limit max_bytes, or from the driver if the pool is full. Freed memory is reused once the work
+/// enqueued before the free has completed in every context that the library has seen; see docs/preload.md. The exit status is
+/// the program's, 127 if the program is not found, or 126 if it cannot be executed.
 ///
 /// Served: programs on the CUDA runtime or driver, torch, CuPy, TensorRT, NCCL (only torch and a C program were tested). Not
 /// served, because they pin their own memory with cuMemHostRegister: JAX and all of XLA, current TensorFlow, SGLang, torch with
@@ -54,7 +54,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     stats: bool,
 
-    /// Let each free wait for the device, as the driver does
+    /// Let each free wait for device work, except during captures
     #[arg(long)]
     sync: bool,
 
