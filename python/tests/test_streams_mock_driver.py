@@ -313,9 +313,24 @@ def test_prefetch_copies_the_next_batch_while_the_caller_uses_the_current_one(wi
         let_run(gpu.cuda_stream)
         wait_for_counts(pool, (0, 0, 6))
         for batch in loop(batches(3)): break
-        try: assert [batch[1]["label"] for batch in loop(batches(2, fails=True))] == []
-        except OSError as error: assert str(error) == "a damaged file" and events[-1] == "use 1"
+        labels, failing = [], loop(batches(2, fails=True))
+        try: labels += (batch[1]["label"] for batch in failing)
+        except OSError as error: assert str(error) == "a damaged file" and events[-1] == "use 2" and labels == [0, 1], events
         else: raise AssertionError("no error")
+
+        class Stateful:
+            position = 0
+            def __iter__(self):
+                for batch in batches(3):
+                    self.position += 1
+                    yield batch
+            def state_dict(self): return {"position": self.position}
+
+        loader = Stateful()
+        prefetched = pinpool.torch.prefetch(loader)
+        assert prefetched.state_dict() == {"position": 0}
+        positions = [(prefetched.state_dict()["position"], loader.position) for _ in prefetched]
+        assert positions == [(1, 2), (2, 3), (3, 3)] and prefetched.state_dict() == {"position": 3}, positions
         assert list(pinpool.torch.prefetch([])) == []
         assert list(pinpool.torch.prefetch([packed]))[0].data.is_copy
     """,

@@ -26,31 +26,24 @@ and memory that other libraries register with `cudaHostRegister`.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
-from .. import _arrays, _device, _pinpool
+from .. import _device, _pinpool
 from .._errors import AlreadyInstalledError, BackendError, PinpoolError
-from .._layout import map_items
 from .._log import logger
 from .._pool import Pool
 from . import _allocator, _limit
+from ._copies import Prefetcher, prefetch, to_device
 
 if TYPE_CHECKING:
-    import torch
-
     from .._settings import PoolSettings, Time
 
-__all__ = ["install", "installed_pool", "prefetch", "to_device", "uninstall"]
+__all__ = ["Prefetcher", "install", "installed_pool", "prefetch", "to_device", "uninstall"]
 
 #: `PINPOOL_TORCH_IN_USE` in host_allocator.cpp.
 _STATUS_IN_USE = 4
@@ -163,131 +156,6 @@ def uninstall(*, timeout: Time | None = 0) -> int:
 def installed_pool() -> Pool | None:
     """Returns the pool that serves torch's pinned memory, or None."""
     return _installed
-
-
-def to_device(batch: Any, device: int | str | torch.device | None = None, *, stream: torch.cuda.Stream | None = None) -> Any:
-    """Copies the tensors and numeric NumPy arrays of `batch`, a nesting of mappings and sequences, to a GPU.
-
-    The default `device` is torch's current GPU, or the CPU if torch finds no GPU. On the CPU, the result uses the memory of `batch`, without
-    a copy. A copy from pinned memory does not block; a copy from other memory may.
-
-    Arrays become tensors. A `Batch` of `pinpool_loader` becomes a dict of its decoded fields by their first name, with its labels as "labels"
-    if all are numbers. Other values stay as they are, but an object with a method `to`, and a dataclass with a tensor or array, are refused.
-
-        inputs, targets = pinpool.torch.to_device(batch)
-        copied = pinpool.torch.to_device(loader_batch)  # copied["jpg"], copied["labels"]
-
-    The copies run on `stream`, by default the current stream of `device`. Other streams must wait for it (`wait_stream`). Pool memory
-    is not reused before its copy has completed, so `batch` may be dropped immediately.
-
-    Raises:
-        TypeError, ValueError: `batch` has neither a tensor nor a numeric array, or has an object that is refused; torch cannot represent
-            an array (another byte order, negative strides, long double); a field of a `Batch`, other than the `label_field`, is not
-            decoded, or is named "labels"; `device` is neither a GPU nor the CPU, or not the GPU of `stream`.
-        BackendError, DeviceError: `device` is a GPU, but torch finds none; or as for `pinpool.record_stream`.
-    """
-    return _copy_batch(batch, device, stream)[0]
-
-
-def prefetch(batches: Iterable[Any], device: int | str | torch.device | None = None) -> Iterator[Any]:
-    """Yields each batch of `batches` as `to_device` returns it, and copies the next batch while the caller uses the current one.
-
-        for inputs, targets in pinpool.torch.prefetch(shared.batches(loader)):
-            train(inputs, targets)
-
-    The copies run on a separate stream. The stream that is current when a batch is requested waits for its copy; use the batch on that
-    stream. Up to three batches are in the memory of the GPU: the last, the current and the next one. The batches of `batches` are dropped
-    as soon as their copy is enqueued. On the CPU, nothing is copied or requested early.
-
-    The next batch has already been requested while the caller uses the current one. So a state of `pinpool_loader.Loader` that is saved
-    within the loop skips one batch, and an error of `batches` is raised instead of yielding the batch before it.
-
-    Raises:
-        TypeError, ValueError, BackendError, DeviceError: as for `to_device`.
-    """
-    import torch
-
-    if _is_cpu(device):
-        yield from map(functools.partial(to_device, device=device), batches)
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    copied: deque[tuple[Any, list[Any], torch.cuda.Event]] = deque()
-
-    def next_copied() -> Any:
-        batch, tensors, event = copied.popleft()
-        current = torch.cuda.current_stream(stream.device)
-        current.wait_event(event)
-        for tensor in _arrays.values_in(tensors):
-            if tensor.is_cuda:
-                tensor.record_stream(current)  # torch allocated the tensor for the stream of the copies.
-        return batch
-
-    for batch in batches:
-        copied.append((*_copy_batch(batch, device, stream), stream.record_event()))
-        del batch
-        if len(copied) > 1:
-            yield next_copied()
-    if copied:
-        yield next_copied()
-
-
-def _is_cpu(device: int | str | torch.device | None) -> bool:
-    import torch
-
-    if device is None:
-        return not torch.cuda.is_available()
-    # A torch without CUDA refuses `torch.device(0)`.
-    return not isinstance(device, int) and torch.device(device).type == "cpu"
-
-
-def _copy_batch(batch: Any, device: Any, stream: torch.cuda.Stream | None) -> tuple[Any, list[Any]]:
-    """Copies `batch` as `to_device` does. Returns the copy and its tensors."""
-    import torch
-
-    copies: list[tuple[Any, Any]] = []
-    if stream is None and _is_cpu(device):
-        result = _copy(batch, torch.device("cpu"), copies)
-    elif not torch.cuda.is_available():
-        raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
-    else:
-        result = _copy_on_stream(batch, device, stream, copies)
-    if not copies:
-        raise TypeError(f"neither a tensor nor a numeric array is in this {type(batch).__name__}: pass tensors or arrays")
-    return result, [copy for _, copy in copies]
-
-
-def _copy_on_stream(batch: Any, device: Any, stream: torch.cuda.Stream | None, copies: list[tuple[Any, Any]]) -> Any:
-    """Copies `batch` as `to_device` does, and records the stream."""
-    import torch
-
-    stream = torch.cuda.current_stream(device) if stream is None else stream
-    if torch.device("cuda" if device is None else device) not in (torch.device("cuda"), stream.device):
-        raise ValueError(f"the stream is on {stream.device}, and not on {device}: pass device=stream.device")
-    try:
-        with torch.cuda.stream(stream):
-            return _copy(batch, stream.device, copies)
-    finally:  # If a copy fails, the earlier ones still run.
-        # The memory of a pool is always strided. After `install`, torch has recorded the copies too, but reports no error.
-        sources = [value for value, _ in copies if not value.is_cuda and getattr(value, "layout", torch.strided) == torch.strided]
-        _arrays.record_stream(sources, stream, missing_ok=True)
-
-
-def _copy(value: Any, device: torch.device, copies: list[tuple[Any, Any]]) -> Any:
-    """Copies `value`, and appends each tensor with its copy to `copies`."""
-    import torch
-
-    if _arrays.is_loader_batch(value):
-        fields = {names: _copy(array, device, copies) for names, array in value._pinpool_arrays().items()}
-        return {names[0]: field for names, field in fields.items()}
-    if _arrays.is_numeric(value) or isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
-        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        # A copy from a GPU blocks, because its result is read by the CPU.
-        copy = tensor.to(device, non_blocking=device.type == "cuda")
-        copies.append((tensor, copy))
-        return copy
-    if not isinstance(value, (Mapping, Sequence)):
-        _arrays.refuse_hidden_arrays(value, "copied")
-    return map_items(value, lambda items: [_copy(item, device, copies) for item in items])
 
 
 def _new_pool(**settings: Any) -> Pool:
