@@ -128,8 +128,6 @@ def decode(pool, images):
         (lambda pool: pool.get(100).release(stream=-1), pinpool.RequestError, "is not a CUDA stream handle"),
         (lambda pool: pool.get(100).release(stream=2**64), pinpool.RequestError, "is not a CUDA stream handle"),
         (lambda pool: heap(device="first"), pinpool.SettingError, "DEVICE=first: not a device number"),
-        (lambda pool: pool.partition("eval", 1), AttributeError, "Pool.partition was removed: use pool.tagged"),
-        (lambda pool: pool.class_stats(), AttributeError, "Pool.class_stats was removed: use pool.report"),
         (lambda pool: pool.no_such, AttributeError, "no attribute 'no_such'"),
     ],
 )
@@ -168,13 +166,6 @@ def test_settings_accept_bools_and_devices_and_sizes_accept_numpy_integers():
 )
 def test_a_setting_becomes_the_text_of_its_variable(value, text):
     assert _arguments.setting_text("wait", value) == text
-
-
-@pytest.mark.parametrize("name", sorted(pinpool._REMOVED))
-def test_a_removed_name_says_what_to_use(name):
-    with pytest.raises(AttributeError, match=f"pinpool.{name} was removed: use "):
-        getattr(pinpool, name)
-    assert name not in pinpool.__all__
 
 
 def test_submodules_are_imported_at_their_first_use(run_in_subprocess):

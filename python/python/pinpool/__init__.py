@@ -67,27 +67,6 @@ __all__ = [
     "record_stream",
 ]
 
-_USE_COLLATE = "torch.utils.data.DataLoader with collate_fn=shared.collate of a pinpool.SharedPool, and shared.batches(loader)"
-_USE_TO_DEVICE = "pinpool.torch.to_device(images), which copies and records"
-_USE_RESERVE = "a pool (pinpool.Pool), with PINPOOL_RESERVE"
-#: Names that were removed, and what to use instead.
-_REMOVED = {
-    "Array": "pinpool_loader.Loader(map=), with np.load of each sample",
-    "Batch": "pinpool_loader.Batch",
-    "DeviceArray": _USE_TO_DEVICE,
-    "DeviceBuffer": _USE_TO_DEVICE,
-    "Image": "pinpool_loader.ImageDecoder",
-    "Kept": _USE_RESERVE,
-    "Loader": "pinpool_loader.Loader (import pinpool_loader)",
-    "SharedLoader": _USE_COLLATE,
-    "WorkerError": _USE_COLLATE,
-    "WorkerInfo": "torch.utils.data.get_worker_info()",
-    "get_worker_info": "torch.utils.data.get_worker_info()",
-    "kept": _USE_RESERVE,
-    "numba": "arrays over buffers (pool.empty), and pinpool.record_stream(array, stream) after a copy",
-    "safetensors": "safetensors.torch.load_file, or its tensors copied into pool.empty(..., library='torch')",
-}
-
 if not TYPE_CHECKING:  # With this function a type checker would accept every name.
 
     def __getattr__(name: str) -> object:
@@ -96,6 +75,4 @@ if not TYPE_CHECKING:  # With this function a type checker would accept every na
                 return importlib.import_module(f".{name}", __name__)
             except ImportError as error:
                 raise AttributeError(f"pinpool.{name} cannot be imported: {error}") from error
-        if name in _REMOVED:
-            raise AttributeError(f"pinpool.{name} was removed: use {_REMOVED[name]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

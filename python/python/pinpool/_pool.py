@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 #: References to the pools of this process, in the order of their creation.
 _pools: dict[weakref.ref[Pool], None] = {}
 
-_REMOVED = {
-    "class_stats": "pool.report(), or pool.stats()",
-    "partition": "pool.tagged(name) to tell users apart, or another pinpool.Pool with its own max_bytes",
-}
-
 
 def _signature() -> inspect.Signature:
     """Returns the signature with all settings, for `help` and notebooks."""
@@ -205,13 +200,6 @@ class Pool(_pinpool.PoolCore):
             "a pinpool.Pool cannot be pickled or copied deeply, since it belongs to this process: pass a pinpool.SharedPool to DataLoader "
             "workers, or create a pool in the process that uses it"
         )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Never:
-            if name in _REMOVED:
-                raise AttributeError(f"Pool.{name} was removed: use {_REMOVED[name]}")
-            raise AttributeError(f"'pinpool.Pool' object has no attribute {name!r}")
 
 
 Pool.__module__ = "pinpool"
