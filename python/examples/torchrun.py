@@ -1,4 +1,4 @@
-"""A training loop under torchrun: the workers of each rank fill pinned memory, and all ranks of the host share one limit.
+"""DistributedDataParallel under torchrun: the workers of each rank fill pinned memory, and all ranks of the host share one limit.
 If a rank dies, torchrun restarts all ranks, and they continue after the step of the last checkpoint.
 
     pip install './python[torch]'
@@ -6,7 +6,6 @@ If a rank dies, torchrun restarts all ranks, and they continue after the step of
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import pinpool.torch
@@ -48,37 +48,48 @@ def main() -> int:
         print("RANK is not set: start this with torchrun", file=sys.stderr)
         return 2
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device, gpus = torch.device("cpu"), torch.cuda.device_count()
+    if gpus:
+        # A launcher may make only one GPU visible to each rank.
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+        torch.cuda.set_device(device)  # Before a pool chooses its GPU.
     # torchrun's store outlives a restart, so each attempt has its own keys.
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    torch.distributed.init_process_group("gloo", store=PrefixStore(attempt, store), rank=rank, world_size=world)
-    args.out.mkdir(parents=True, exist_ok=True)
-    # One checkpoint for all ranks, so that they continue at the same step.
-    checkpoint = args.out / "checkpoint.json"
-    saved: dict[str, Any] = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"epoch": 0, "step": 0, "trained": []}
+    backend = "cpu:gloo,cuda:nccl" if gpus >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"
+    torch.distributed.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=world)
 
     dataset: Any = Files(args.directory)
     sampler: Any = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
-    if gpus := torch.cuda.device_count():
-        # A launcher may make only one GPU visible to each rank.
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+    model = DistributedDataParallel(torch.nn.Linear(len(dataset[0][0]), 1).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    # One checkpoint for all ranks, so that they continue at the same step.
+    args.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = args.out / "checkpoint.pt"
+    saved: dict[str, Any] = {"epoch": 0, "step": 0, "trained": []}
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location=device)
+        model.load_state_dict(saved["model"])
+
     shared = pinpool.SharedPool(buffer_bytes="1.25MiB", num_buffers=4, pool=pinpool.Pool(name=f"rank{rank}"))
     steps = 0
     for epoch in range(saved["epoch"], args.epochs):
         sampler.set_epoch(epoch)
         left = list(sampler)[saved["step"] * BATCH :]  # Without the samples of the steps before the restart.
         loader = DataLoader(dataset, BATCH, sampler=left, num_workers=1, collate_fn=shared.collate)
-        for files, numbers in shared.batches(loader):
-            _inputs = pinpool.torch.to_device(files)
-            # The training step belongs here.
+        for files, numbers in pinpool.torch.prefetch(shared.batches(loader), device):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(files / 255).squeeze(1), files.float().mean(1))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
             trained: list[Any] = [None] * world
             torch.distributed.all_gather_object(trained, [[epoch, number] for number in numbers.tolist()])
             saved["trained"] += [sample for of_rank in trained for sample in of_rank]
-            saved["epoch"], saved["step"] = epoch, saved["step"] + 1
+            saved |= {"epoch": epoch, "step": saved["step"] + 1, "model": model.state_dict()}
             if rank == 0:
-                # Written atomically; a real program saves the model in the same checkpoint.
+                # Written atomically. A real program saves less often, and also the state of its optimizer.
                 partial = checkpoint.with_suffix(".new")
-                partial.write_text(json.dumps(saved))
+                torch.save(saved, partial)
                 partial.replace(checkpoint)
             torch.distributed.barrier()
             steps += 1

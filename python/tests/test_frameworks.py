@@ -75,15 +75,17 @@ def test_lightnings_limits_begin_each_validation_at_the_first_sample(folder, tmp
     assert [samples for is_check, _, samples in model.validated if not is_check] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
 
 
-def test_lightning_stores_the_position_of_the_loader(folder, tmp_path):
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_resumes_within_an_epoch_from_its_checkpoint(folder, tmp_path):
     lightning = pytest.importorskip("lightning")
-    model, train = lightning_module(lightning), loader(folder)
-    trainer = trainer_of(lightning, tmp_path, max_steps=3)
-    trainer.fit(model, train)
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    stored = torch.load(tmp_path / "last.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    assert stored[0]["index_in_epoch"] >= 3 and stored[0]["epoch"] == 0
-    assert next(iter(loader(folder, state=stored[0]))).tolist()[0] == 4 * stored[0]["index_in_epoch"]
+    whole, first, rest = (lightning_module(lightning) for _ in range(3))
+    trainer_of(lightning, tmp_path, max_epochs=2).fit(whole, loader(folder, shuffle=True))
+    save = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "last", every_n_train_steps=3, save_top_k=1)
+    trainer_of(lightning, tmp_path, max_steps=3, callbacks=[save], enable_checkpointing=True).fit(first, loader(folder, shuffle=True))
+    assert len(first.trained[0]) == 12
+    resumed = trainer_of(lightning, tmp_path, max_epochs=2)
+    resumed.fit(rest, loader(folder, shuffle=True), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert first.trained[0] + rest.trained[0] == whole.trained[0] and rest.trained[1] == whole.trained[1]
 
 
 def test_accelerate_gives_every_sample_of_every_epoch(folder):
