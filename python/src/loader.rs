@@ -91,9 +91,9 @@ fn text_and_error(py: Python<'_>, failure: &Failure) -> Failed {
 
 #[pymethods]
 impl SampleCatalog {
-    /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `num_threads` and `prefetch`.
+    /// Lists `paths`. 0 means no limit for `batch_size` and `batch_bytes`, and the default for `num_threads` and `read_ahead`.
     #[new]
-    #[pyo3(signature = (pool, paths, open_archives, batch_size, batch_bytes, num_threads, prefetch, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
+    #[pyo3(signature = (pool, paths, open_archives, batch_size, batch_bytes, num_threads, read_ahead, seed, rank, world_size, even, drop_last, labels=None, decode=vec![]))]
     #[allow(clippy::too_many_arguments)] // One call, by keyword.
     fn new(
         py: Python<'_>,
@@ -103,7 +103,7 @@ impl SampleCatalog {
         batch_size: u64,
         batch_bytes: u64,
         num_threads: usize,
-        prefetch: usize,
+        read_ahead: usize,
         seed: Option<u64>,
         rank: u64,
         world_size: u64,
@@ -119,7 +119,7 @@ impl SampleCatalog {
             batch_samples: NonZeroU64::new(batch_size),
             batch_bytes: NonZeroU64::new(batch_bytes),
             threads: NonZeroUsize::new(num_threads).unwrap_or(LoadOptions::default().threads),
-            prefetch: NonZeroUsize::new(prefetch),
+            read_ahead: NonZeroUsize::new(read_ahead),
             shuffle_seed: seed,
             rank: Some(this_rank),
             even,

@@ -39,7 +39,7 @@ def decode(pool, images):
         (lambda pool: load(pool, batch_size=0), ValueError, "batch_size must be 1 or more, not 0"),
         (lambda pool: load(pool, batch_bytes="much"), pinpool.RequestError, "batch_bytes: `much` is not a size"),
         (lambda pool: load(pool, num_threads=5000), ValueError, "num_threads must be at most 1024, not 5000"),
-        (lambda pool: load(pool, prefetch=0), ValueError, "prefetch must be 1 or more, not 0"),
+        (lambda pool: load(pool, read_ahead=0), ValueError, "read_ahead must be 1 or more, not 0"),
         (lambda pool: load(pool, epochs_per_loop=-1), ValueError, "epochs_per_loop must be 1 or more, not -1"),
         (lambda pool: load(pool, rank=2, world_size=2), ValueError, "rank must be less than world_size=2, not 2"),
         (lambda pool: load(pool, seed=-3), ValueError, "seed must be 0 or more, not -3"),

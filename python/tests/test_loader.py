@@ -97,7 +97,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
     for number in range(10):
         (tmp_path / str(number)).write_bytes(bytes(1000))
     pool = heap()
-    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, prefetch=1, num_threads=1, pool=pool):
+    for batch in pinpool_loader.Loader(tmp_path, batch_size=1, read_ahead=1, num_threads=1, pool=pool):
         # This batch and one read ahead.
         assert pool.stats()["memory"]["in_use"] <= 2
     del batch
@@ -105,7 +105,7 @@ def test_a_loop_holds_one_batch_at_a_time(tmp_path):
 
 
 def test_batches_carry_the_tag_of_the_pool_object(files, pool):
-    batch = next(iter(load(files, pool.tagged("train/images"), prefetch=1)))
+    batch = next(iter(load(files, pool.tagged("train/images"), read_ahead=1)))
     assert "train/images (" in pool.report() and len(batch) == 3
 
 

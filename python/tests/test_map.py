@@ -97,7 +97,7 @@ def test_a_failure_keeps_its_position_and_the_state_before_it(folder):
 
 
 def test_memory_returns_with_the_result(folder):
-    loading = loader(folder, lambda batch: batch, num_map_threads=1, prefetch=1, num_threads=1)
+    loading = loader(folder, lambda batch: batch, num_map_threads=1, read_ahead=1, num_threads=1)
     pool = loading.pool
     results = iter(loading)
     held = next(results)
@@ -161,7 +161,7 @@ def test_a_break_frees_the_memory_that_the_function_waits_for(folder):
             refused.append(error)
             raise
 
-    for _ in loader(folder, function, pool=pool, num_threads=1, prefetch=2, num_map_threads=2):
+    for _ in loader(folder, function, pool=pool, num_threads=1, read_ahead=2, num_map_threads=2):
         until(is_full)
         break
     assert not refused

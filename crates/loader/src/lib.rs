@@ -13,7 +13,7 @@
 //!   |  thread 0         thread 1         thread 2  |     pool.get(len): a pinned buffer
 //!   |  pread            pread            pread     |     file -> buffer.wait_slice_mut(), checksum on the way
 //!   +----------------------------------------------+
-//!                    reader_threads                      in order, at most `prefetch` ahead
+//!                    reader_threads                      in order, at most `read_ahead` ahead
 //!               +----------+----------+
 //!               |                  transfer              buffer.copy_to(stream, memory): takes the buffer
 //!               |                lane 0 | lane 1         completion.wait(): the buffer has returned
@@ -70,10 +70,10 @@
 //! # }
 //! ```
 //!
-//! - **loader-I1**: with `batch_bytes` and without `decode`, a run holds at most `(prefetch + lanes) * batch_bytes` of the
-//!   pool, for files of any length: `prefetch` buffers ahead of the copies and one for each lane of the destination, each
+//! - **loader-I1**: with `batch_bytes` and without `decode`, a run holds at most `(read_ahead + lanes) * batch_bytes` of the
+//!   pool, for files of any length: `read_ahead` buffers ahead of the copies and one for each lane of the destination, each
 //!   rounded up to a size class (by less than an eighth; above 16 MiB by less than 2 MiB or a 64th). The destination allocates
-//!   another `lanes * batch_bytes`. A [`BatchReader`] holds at most `prefetch` buffers that `next` has not yet yielded. Each open
+//!   another `lanes * batch_bytes`. A [`BatchReader`] holds at most `read_ahead` buffers that `next` has not yet yielded. Each open
 //!   compressed file adds a decompressor.
 //! - **loader-I2**: a sample that cannot be loaded is skipped. [`Loader::run`] reports the first failure of each file to the
 //!   [`Observer`]. A [`BatchReader`] returns each failure with its batch, in [`LoadedBatch::failures`].

@@ -19,7 +19,7 @@ pub struct LoadOptions {
     /// Threads that read. Default: one for each core that the process may use.
     pub threads: NonZeroUsize,
     /// Largest number of batches that are read ahead of the copies. Default: `None`, two for each thread.
-    pub prefetch: Option<NonZeroUsize>,
+    pub read_ahead: Option<NonZeroUsize>,
     /// Largest number of samples in a batch. Default: `None`, any number.
     pub batch_samples: Option<NonZeroU64>,
     /// Largest number of bytes in a batch; a longer sample is read in parts of this many bytes, so that no file is too large
@@ -53,7 +53,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-            prefetch: None,
+            read_ahead: None,
             batch_samples: None,
             batch_bytes: NonZeroU64::new(16 << 20),
             epochs: 1,

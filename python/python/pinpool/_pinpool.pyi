@@ -302,7 +302,7 @@ class SampleCatalog:
         batch_size: int,
         batch_bytes: int,
         num_threads: int,
-        prefetch: int,
+        read_ahead: int,
         seed: int | None,
         rank: int,
         world_size: int,

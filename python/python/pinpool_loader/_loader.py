@@ -34,7 +34,7 @@ _HINTS = {
     "dataset": "the first argument names files: Loader('photos', batch_size=64)",
     "root": "the first argument names files: Loader('photos', batch_size=64)",
     "num_workers": "num_threads= is the number of threads that read",
-    "prefetch_factor": "prefetch= is the number of batches that are read ahead",
+    "prefetch_factor": "read_ahead= is the number of batches that are read ahead",
     "collate_fn": _MAP_HINT,
     "transform": _MAP_HINT + "; batch.rng() draws the random numbers of an augmentation",
     "target_transform": "label_function= takes a function of a label's text",
@@ -83,7 +83,7 @@ class LoaderSettings(TypedDict, total=False):
     batch_size: int | None
     batch_bytes: Size | None
     num_threads: int | None
-    prefetch: int | None
+    read_ahead: int | None
     shuffle: bool
     seed: int
     rank: int | None
@@ -122,7 +122,7 @@ class Loader(Generic[T]):
             A longer sample comes in parts.
         num_threads: number of threads that read and decode (default: one per core, within the cgroup's CPU quota; if the process may
             use all cores, divided by `LOCAL_WORLD_SIZE`).
-        prefetch: batches read ahead (default: two per thread, so 128 with 64 threads). The loader holds up to this many batches, and `map`
+        read_ahead: batches read ahead (default: two per thread, so 128 with 64 threads). The loader holds up to this many batches, and `map`
             up to `num_map_threads + 1` more.
         shuffle: whether each epoch has a new random order of all samples, determined by `seed`. Archives are then read at random
             offsets, so on network storage shuffle the samples when you write the archives, and leave this False.
@@ -165,7 +165,7 @@ class Loader(Generic[T]):
     @hide_unknown_parameter
     def __init__(
         self, paths: _Paths, *, batch_size: int | None = None, batch_bytes: Size | None = None, num_threads: int | None = None,
-        prefetch: int | None = None, shuffle: bool = False, seed: int = 0, rank: int | None = None, world_size: int | None = None,
+        read_ahead: int | None = None, shuffle: bool = False, seed: int = 0, rank: int | None = None, world_size: int | None = None,
         drop_last: bool = False, even: bool = False, epochs_per_loop: int = 1, state: Mapping[str, Any] | None = None,
         pool: Pool | None = None, open_archives: bool | None = None, decode: Mapping[str, ImageDecoder] | None = None,
         label_field: str | None = None, label_function: Callable[[str], Any] | None = None, map: Callable[[Batch], Any] | None = None,
@@ -206,7 +206,7 @@ class Loader(Generic[T]):
         self._catalog = _pinpool.SampleCatalog(
             self._pool, path_list, bool(open_archives), batch_size=batch_size, batch_bytes=batch_bytes,
             num_threads=_default_num_threads() if num_threads is None else checked_int("num_threads", num_threads, 1, 1024),
-            prefetch=0 if prefetch is None else checked_int("prefetch", prefetch, 1, 65536),
+            read_ahead=0 if read_ahead is None else checked_int("read_ahead", read_ahead, 1, 65536),
             seed=seed if shuffle else None,
             rank=rank, world_size=world_size, even=even, drop_last=drop_last,
             labels=None if label_field is None else (label_field, label_function or int),

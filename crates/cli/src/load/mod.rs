@@ -42,7 +42,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Reads every regular file under the PATHs, or without a PATH a synthetic data set with the sizes of photographs. An archive is
 /// a .tar (WebDataset shard; also .tar.gz, .tgz, .tar.zst, .tzst) or .safetensors file. An archive that is a PATH, or is in a
 /// directory of only archives, is opened, and its samples are loaded one by one. Any other .gz or .zst file is decompressed if
-/// it is a PATH, or with --archives. A file larger than --batch-bytes is read in parts, and at most --prefetch + --streams
+/// it is a PATH, or with --archives. A file larger than --batch-bytes is read in parts, and at most --read-ahead + --streams
 /// batches are in memory. With --batch-files, --batch-bytes has no default. Exits with 0 only if everything arrived, 1 if
 /// something failed, 2 for invalid settings, 3 if --require-gpu is not met, 4 if there was no file to load, 130 after Ctrl-C.
 /// The variable PINPOOL_TRACE is ignored. An incomplete recording is a failure.
@@ -67,7 +67,7 @@ pub(crate) struct LoadArgs {
 
     /// Batches read ahead [default: two for each thread]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
-    prefetch: Option<u64>,
+    read_ahead: Option<u64>,
 
     /// Streams, each with one copy in flight
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
@@ -221,7 +221,7 @@ impl LoadArgs {
         let given = |count: Option<u64>| count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
         let mut options = LoadOptions::default();
         options.threads = given(self.threads).unwrap_or(options.threads);
-        options.prefetch = given(self.prefetch);
+        options.read_ahead = given(self.read_ahead);
         options.batch_samples = self.batch_files.and_then(NonZeroU64::new);
         if self.batch_bytes.is_some() || self.batch_files.is_some() {
             options.batch_bytes = self.batch_bytes;

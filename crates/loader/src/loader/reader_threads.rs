@@ -6,7 +6,7 @@
 //!   filled batches, as threads finish them     early (kept for later)
 //!         3 1 2                     ->         [1] [2] [3]
 //!
-//!   completed <= sent <= started <= sent + prefetch
+//!   completed <= sent <= started <= sent + read_ahead
 //!   |            |        '- batches that a thread has taken from the plan
 //!   |            '- batches passed to the destination, or without anything to send
 //!   '- batches with a buffer that has returned to the pool
@@ -49,7 +49,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// Limits the batches that the threads read ahead of the copies, and so the memory of a run.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
-    prefetch: u64,
+    max_batches: u64,
     counts: Mutex<BatchCounts>,
     changed: Condvar,
 }
@@ -65,14 +65,14 @@ struct BatchCounts {
 }
 
 impl ReadAhead {
-    fn new(prefetch: u64) -> Self {
-        Self { prefetch, counts: Mutex::default(), changed: Condvar::default() }
+    fn new(max_batches: u64) -> Self {
+        Self { max_batches, counts: Mutex::default(), changed: Condvar::default() }
     }
 
     /// Waits until one more batch may be started. Returns whether it may: `false` if the read-ahead is closed.
     fn wait_to_start(&self) -> bool {
         let mut counts = self.counts.lock();
-        while !counts.is_closed && counts.started - counts.sent >= self.prefetch {
+        while !counts.is_closed && counts.started - counts.sent >= self.max_batches {
             counts = self.changed.wait(counts);
         }
         counts.started += u64::from(!counts.is_closed);
@@ -214,9 +214,9 @@ impl ReaderThreads {
     /// Starts the threads. Fails if the system cannot start any.
     pub(super) fn start(loader: &Loader) -> Result<Self, LoadError> {
         let threads = loader.options.threads.get();
-        let prefetch = loader.options.prefetch.map_or(threads.saturating_mul(2), NonZeroUsize::get);
+        let read_ahead = loader.options.read_ahead.map_or(threads.saturating_mul(2), NonZeroUsize::get);
         let (send, filled) = mpsc::channel();
-        let mut reading = Self::from_channel(loader, prefetch as u64, filled);
+        let mut reading = Self::from_channel(loader, read_ahead as u64, filled);
         for number in 0..threads {
             let (send, shared) = (send.clone(), reading.shared.clone());
             let thread = thread::Builder::new().name(format!("pinpool-read-{number}"));
@@ -231,10 +231,10 @@ impl ReaderThreads {
     }
 
     /// Creates a `ReaderThreads` without threads, which receives its batches from a channel.
-    pub(super) fn from_channel(loader: &Loader, prefetch: u64, filled: Receiver<LoadedBatch>) -> Self {
+    pub(super) fn from_channel(loader: &Loader, read_ahead: u64, filled: Receiver<LoadedBatch>) -> Self {
         let shared = SharedState {
             loader: loader.clone(),
-            ahead: ReadAhead::new(prefetch),
+            ahead: ReadAhead::new(read_ahead),
             batches: Mutex::new(BatchPlan::new(&loader.catalog, &loader.options, &loader.start)),
         };
         Self {
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_prefetch_batches_are_ahead() {
+    fn no_more_than_read_ahead_batches_are_started() {
         let ahead = ReadAhead::new(3);
         let (starts, started) = channel();
         thread::scope(|scope| {

@@ -169,7 +169,7 @@ fn a_reader_dropped_early_leaves_no_buffer_and_no_thread() {
 }
 
 #[test]
-fn no_more_buffers_than_prefetch_are_read_ahead() {
+fn no_more_than_read_ahead_buffers_are_held() {
     let (_dir, catalog) = numbered_files(&[100; 100]);
     let pool = pool(1 << 30);
     let mut reader = reader(&pool, &catalog, options(one_by_one));

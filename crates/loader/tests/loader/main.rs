@@ -127,7 +127,7 @@ fn impatient_pool() -> Pool {
 /// Returns options with three threads, batches of four samples and verification, modified by `change`.
 fn options(change: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
     let mut options = LoadOptions::default();
-    (options.threads, options.prefetch) = (NonZeroUsize::new(3).unwrap(), NonZeroUsize::new(4));
+    (options.threads, options.read_ahead) = (NonZeroUsize::new(3).unwrap(), NonZeroUsize::new(4));
     (options.batch_samples, options.batch_bytes, options.verify) = (NonZeroU64::new(4), None, true);
     change(&mut options);
     options
