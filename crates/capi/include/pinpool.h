@@ -437,7 +437,7 @@ PP_NODISCARD pp_status pp_try_get(pp_pool *pool, size_t bytes, void **ptr);
 PP_NODISCARD pp_status pp_try_get_with(pp_pool *pool, size_t bytes, const pp_request_options *options, void **ptr);
 
 /**
- * Makes the `bytes` bytes at `ptr`, which the program or another library has pinned, a buffer of the pool. Return it like any
+ * Makes the `bytes` bytes at `ptr`, memory of the program or another library, a buffer of the pool. Return it like any
  * other buffer. Once device work with the buffer has completed, the pool calls `on_release` with `ptr` and `user_data`; only
  * `user_data` may be NULL. pp_is_pinned stores `is_pinned` for the buffer. The bytes do not count towards the limit.
  *

@@ -233,9 +233,11 @@ public:
     {
     }
     constexpr stream_or_host(host_only_t) noexcept {}
+    stream_or_host(std::nullptr_t) = delete; /**< Pass default_stream. */
+    stream_or_host(int) = delete;            /**< Pass default_stream. */
 
     /** The stream; empty for host_only. */
-    constexpr const std::optional<CUstream_st *> &get() const noexcept { return stream_; }
+    constexpr std::optional<CUstream_st *> get() const noexcept { return stream_; }
 
 private:
     std::optional<CUstream_st *> stream_;
@@ -289,8 +291,8 @@ public:
     stream_or_host stream() const noexcept { return after_; }
 
     /**
-     * Changes the stream after whose work the destructor lets the memory be reused. First record work that is enqueued on the earlier
-     * stream (record_stream). The stream must not be destroyed before the destructor has run.
+     * Sets the stream on which the work must complete before the memory is reused after the destructor. First record work that is
+     * enqueued on the earlier stream (record_stream). The stream must not be destroyed before the destructor has run.
      */
     void set_stream(stream_or_host after) noexcept { after_ = after; }
 
@@ -484,7 +486,7 @@ public:
 
     /**
      * Makes memory of the program, pinned or not (`is_pinned`), a buffer of the pool. Once the buffer is returned and the work on `after` has
-     * completed, any thread calls `on_release(data)`, such as cudaFreeHost or a lambda, which must not throw; see pp_release_fn and
+     * completed, `on_release(data)` is called on an arbitrary thread: cudaFreeHost or a lambda, which must not throw; see pp_release_fn and
      * pp_adopt. If adopt throws, `on_release` is destroyed without a call. A lambda must not own a pool, a partition or a buffer:
      * its destruction in the callback could wait, which pp_release_fn forbids.
      */
