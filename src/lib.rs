@@ -52,6 +52,12 @@
 //! | [`Backend`] | sources of memory |
 //! | [`Stats`], [`Pool::diagnose`] | what happened, and what to change |
 //!
+//! # Copies of plain slices
+//!
+//! cudarc's safe copies from a `&[T]` are sound for pageable memory only, since the driver stages such copies. From pinned memory
+//! of any origin they still run when the call returns, and nothing waits for them. So do not pass cudarc the plain slice that a
+//! [`PinnedSlice`] derefs to, but the [buffer](PinnedBuf#which-copies-are-tracked) itself, or use [`PinnedBuf::copy_to`].
+//!
 //! # A full pool
 //!
 //! A request that finds no room waits for up to [`PoolBuilder::wait`] (default 30 s), in order of arrival. Then it fails, and

@@ -72,9 +72,10 @@ impl Handle {
         unsafe { PoolCore::shard_of(self.address.load(Ordering::Relaxed), 0, self) }
     }
 
+    /// Returns the core. If it has not started, starts it by `start`.
     #[inline]
-    pub(super) fn core(&self) -> &Arc<PoolCore> {
-        self.cores[0].get().unwrap_or_else(|| self.start_core_once(|| self.start.start_deferred()))
+    pub(super) fn core_or_start(&self, start: impl FnOnce(&PoolStart) -> Arc<PoolCore>) -> &Arc<PoolCore> {
+        self.cores[0].get().unwrap_or_else(|| self.start_core_once(|| start(&self.start)))
     }
 
     #[cold]

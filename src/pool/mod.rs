@@ -1,7 +1,7 @@
 //! The handle of a pool and its builder.
 //!
-//! Dropping the last clone of a [`Pool`] ends the engine: its memory is released once no buffer is in use, without an arena each
-//! buffer separately. This module converts lengths into size classes and blocks into buffers. It makes no decisions about memory.
+//! Dropping the last clone of a [`Pool`] ends the engine: idle memory is released then, the rest once no buffer is in use, without
+//! an arena each buffer separately. This module converts lengths into size classes and blocks into buffers. It makes no decisions about memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,18 +29,20 @@ pub use get_future::GetFuture;
 use handle::{Handle, RequestScope};
 pub use partition::Partition;
 pub use request::Request;
+use start::PoolStart;
 pub use user_memory::UserMemory;
 
 /// A pool of pinned host memory. Cheap to clone; all clones are the same pool.
 ///
-/// The memory is released when both the last clone and the last buffer are dropped. Whichever drop comes later waits for the
-/// copies in flight; a call that consumes the last buffer, such as [`copy_to`](crate::PinnedBuf::copy_to), counts as its drop.
-/// After 30 s it gives up as soon as a second passes without a completed copy; the memory of the remaining copies is never
-/// freed.
+/// The drop of the last clone releases idle memory, except a reserve. The rest is released once the last buffer is dropped, too.
+/// Whichever drop comes later waits for the copies in flight; a call that consumes the last buffer, such as
+/// [`copy_to`](crate::PinnedBuf::copy_to), counts as its drop. After 30 s it gives up as soon as a second passes without a
+/// completed copy; the memory of the remaining copies is never freed.
 ///
-/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) the drop of the last clone waits even while buffers
-/// are in use. If it gives up, it frees nothing. With these backends, and for a reserve of `vmm`, the release also waits for
-/// all device work, so an async task should drop the last handle on a thread that may block.
+/// With the backends `register` and `cuda` ([`Backend`](crate::Backend)) idle memory is released only with the rest, and the
+/// drop of the last clone waits even while buffers are in use. If it gives up, it frees nothing. With these backends, and for
+/// a reserve of `vmm`, the release also waits for all device work, so an async task should drop the last handle on a thread that
+/// may block.
 ///
 /// | pool | requests, `reserve`, `open_partition`, `pin`, `adopt` | everything else |
 /// | --- | --- | --- |
@@ -110,7 +112,7 @@ impl Pool {
 
     #[inline]
     pub(crate) fn core(&self) -> &Arc<PoolCore> {
-        self.handle.core()
+        self.handle.core_or_start(PoolStart::start_deferred)
     }
 
     /// Calls `call` if the pool has started, except in a forked child. A pool that has not started holds no memory.
@@ -347,7 +349,7 @@ impl Pool {
     /// `register` and `cuda` this release waits for all device work. Buffers in use and copies in flight remain valid. Under `adaptive`
     /// their memory is idle once the buffers are dropped and the copies have completed, and [`trim`](Self::trim), another
     /// `close`, the idle timeout or the end of the pool releases it. Under `tensorflow` it is released immediately. A pool that has not
-    /// started is [started](Self::start) first.
+    /// [started](Self::start) is closed without the driver, as a pool of the backend `heap`.
     ///
     /// ```
     /// let pool = pinpool::Pool::builder().without_env().backend(pinpool::Backend::Heap).max_bytes(1 << 20).build()?;
@@ -361,7 +363,7 @@ impl Pool {
     /// # Ok::<(), pinpool::Error>(())
     /// ```
     pub fn close(&self) {
-        self.start();
+        self.handle.core_or_start(PoolStart::start_over_heap);
         self.if_started(PoolCore::close);
     }
 }

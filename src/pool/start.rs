@@ -51,15 +51,18 @@ impl PoolStart {
     /// Starts the engine at the first use of the pool. This must not fail, so if the arena gets no address space, the pool uses
     /// ordinary memory without an arena.
     pub(super) fn start_deferred(&self) -> Arc<PoolCore> {
-        let config = &self.settings.config;
-        let core = self.start_core(config.clone(), None).or_else(|why: Error| {
+        self.start_core(self.settings.config.clone(), None).unwrap_or_else(|why: Error| {
             let found = format!("the pool is `tensorflow` over `heap`, without an arena: {why}");
             self.log.found(&Finding::warning("address-space", found).remedy("raise `ulimit -v`"));
-            let (backend, preset, rounding) = (Backend::Heap, Preset::TensorFlow, Rounding::Pow2);
-            let heap = Config { backend, preset, rounding, ..config.clone() };
-            self.start_core(heap, None)
-        });
-        core.unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
+            self.start_over_heap()
+        })
+    }
+
+    /// Starts the engine over ordinary memory, without an arena and without the driver.
+    pub(super) fn start_over_heap(&self) -> Arc<PoolCore> {
+        let (backend, preset, rounding) = (Backend::Heap, Preset::TensorFlow, Rounding::Pow2);
+        let heap = Config { backend, preset, rounding, ..self.settings.config.clone() };
+        self.start_core(heap, None).unwrap_or_else(|error| unreachable!("ordinary memory: {error}"))
     }
 
     /// Starts the engine with the settings `config`.

@@ -67,6 +67,9 @@ fn an_unused_pool_leaves_cuda_to_forked_children() {
         pool.maintain();
         pool.trim(0);
         pool.clear();
+        let closed = Pool::builder().without_env().build().unwrap();
+        closed.close();
+        assert!(closed.get(4096).unwrap_err().is_closed() && closed.tagged("tag").get(4096).unwrap_err().is_closed());
         assert_eq!(driver.calls("cuInit"), 0);
         in_a_child(|| {
             let own = Pool::builder().without_env().backend(Backend::Gpu).build();

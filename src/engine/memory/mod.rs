@@ -26,7 +26,6 @@
 //! only through [`PoolView`].
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use crate::backend::Source;
 use crate::engine::meter::Counter;
@@ -110,11 +109,6 @@ impl Memory {
     pub(in crate::engine) fn set_max_bytes(&self, max_bytes: Option<u64>) {
         self.budget.set_max_bytes(max_bytes);
         self.pageable.iter().for_each(|pageable| pageable.budget.set_max_bytes(max_bytes));
-    }
-
-    /// Acquires pageable memory for `class`, if this pool may use it and its limit leaves room.
-    pub(in crate::engine) fn find_pageable(&self, class: Class) -> Option<BlockMemory> {
-        self.pageable.as_ref()?.acquire(class.bytes, Rules::retry(Instant::now())).ok()
     }
 
     /// Returns whether pageable memory for `class` would fit under its limit if no other pageable memory were held.

@@ -46,7 +46,7 @@ impl RegionSupply {
     }
 
     /// Acquires `class_bytes`, if `rules` permit it. The call may be slow.
-    pub(super) fn acquire(&self, class_bytes: usize, rules: Rules) -> Result<BlockMemory, AttemptError> {
+    pub(in crate::engine) fn acquire(&self, class_bytes: usize, rules: Rules) -> Result<BlockMemory, AttemptError> {
         let needed_bytes = self.source.held_bytes(class_bytes) as u64;
         let claim = || self.budget.claim(needed_bytes).map_err(Refusal::from);
         if rules.calls != AllowedCalls::All {

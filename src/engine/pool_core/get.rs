@@ -132,10 +132,10 @@ impl PoolCore {
         let (now_us, calls) = (self.time.coarse_us(), rules.calls);
         let idle = Cell::new(None);
         let take_idle = || self.take(class).map(|block| idle.set(Some(block))).is_some();
-        let find = |rules| match self.device_lost.get() {
-            _ if self.is_closed() => Err(Refusal::Closed.into()),
-            Some(why) => Err(Refusal::Source(why.clone()).into()),
-            None => self.memory.supply.find(class, now_us, rules, &**self, &take_idle),
+        let find = |rules| match (self.is_closed(), self.device_lost.get()) {
+            (true, _) => Err(Refusal::Closed.into()),
+            (false, Some(why)) => Err(Refusal::Source(why.clone()).into()),
+            (false, None) => self.memory.supply.find(class, now_us, rules, &**self, &take_idle),
         };
         let found = match find(rules) {
             Err(AttemptError::Refused(refusal)) if self.reclaim_from_other_pools(&refusal, calls) => match calls {
@@ -263,10 +263,8 @@ impl PoolCore {
 
     /// Returns a pageable block, if this pool may return one and the limit leaves room.
     pub(super) fn new_pageable_block(self: &Arc<Self>, len: usize, class: Class) -> Option<Block> {
-        if self.is_closed() {
-            return None;
-        }
-        let memory = self.memory.find_pageable(class)?;
+        let pageable = self.memory.pageable.as_ref().filter(|_| !self.is_closed())?;
+        let memory = pageable.acquire(class.bytes, Rules::retry(Instant::now())).ok()?;
         self.classes.count_pageable(class);
         let mut block = self.new_block(memory, class);
         block.start_timing(self.time.read_us());

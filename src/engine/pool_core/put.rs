@@ -335,6 +335,7 @@ impl PoolCore {
     }
 
     /// Ends the pool after its last handle was dropped. Gives idle blocks to their supply now, and other blocks when they are returned.
+    /// While there are other blocks, releases the free memory of an arena except the reserve, unless that would wait for copies.
     pub(crate) fn seal(&self) {
         self.memory.arena().into_iter().for_each(|arena| arena.cancel_reserve());
         self.thread.into_iter().for_each(|thread| thread.remove(std::ptr::from_ref(self).cast()));
@@ -347,6 +348,8 @@ impl PoolCore {
         idle.into_iter().for_each(|entry| self.give_block(Block::from_entry(entry)));
         if self.lifetime.begin_tear_down(|| self.in_flight.count_with_quarantined()) {
             self.tear_down(begun, is_stuck);
+        } else if !self.memory.source().blocks_on_release() {
+            self.memory.trim(0, self, self.time.coarse_us());
         }
     }
 

@@ -116,20 +116,6 @@ fn idle_pools_of_a_process_read_the_kernels_files_together() {
 }
 
 #[test]
-fn an_ended_pool_is_no_longer_checked() {
-    let source = faulty_sim();
-    let pool = hasty(source.clone()).build().unwrap();
-    let held = pool.get(2 * MIB).unwrap();
-    drop(pool);
-    drop(held);
-    // The maintenance thread may be what ends the pool.
-    until("its end released", || releases(&source) > 0);
-    let calls = releases(&source);
-    thread::sleep(Duration::from_millis(250));
-    assert_eq!(releases(&source), calls);
-}
-
-#[test]
 fn the_end_of_a_pool_waits_for_what_the_thread_releases() {
     let source = faulty_sim();
     let pool = hasty(source.clone()).preset(Preset::TensorFlow).build().unwrap();

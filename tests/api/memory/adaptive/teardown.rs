@@ -41,6 +41,20 @@ fn a_pool_ends_once_when_its_last_handle_and_buffers_are_dropped_together() {
 }
 
 #[test]
+fn the_drop_of_the_last_handle_releases_idle_memory_while_a_buffer_is_in_use() {
+    for (sim, source) in each_sim() {
+        let pool = over(source.clone()).build().unwrap();
+        let kept = pool.get(MIB).unwrap();
+        drop(pool.get(32 * MIB).unwrap());
+        drop(pool);
+        let held_bytes = sim.sums.lock().pinned_bytes;
+        assert!((1..=8 << 20).contains(&held_bytes), "{held_bytes}");
+        drop(kept);
+        assert_eq!((sim.sums.lock().pinned_bytes, ranges(&source)), (0, 0));
+    }
+}
+
+#[test]
 fn the_maintenance_thread_releases_idle_memory_and_ends_after_the_last_pool() {
     // Other tests have pools too, and all pools of a process share the thread.
     alone(|| {
