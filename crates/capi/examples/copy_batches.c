@@ -4,7 +4,7 @@
  *
  *     cc -std=c99 copy_batches.c $(pkg-config --cflags --libs pinpool) -lcuda -o copy_batches
  *
- * The functions of the CUDA driver are declared here as in cuda.h, so that no toolkit is needed.
+ * Without a CUDA toolkit, the functions of the driver are declared here as in cuda.h.
  */
 #include <pinpool.h>
 
@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+#else
 typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
@@ -29,6 +32,7 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamDestroy_v2(CUstream stream);
+#endif
 
 enum { NON_BLOCKING = 1 /* CU_STREAM_NON_BLOCKING */ };
 enum { BATCHES = 200, SLOTS = 4, BATCH_BYTES = 256 * 1024 };

@@ -3,7 +3,7 @@
 //
 //     c++ -std=c++17 copy_batches.cpp $(pkg-config --cflags --libs pinpool) -lcuda -o copy_batches
 //
-// The functions of the CUDA driver are declared here as in cuda.h, so that no toolkit is needed.
+// Without a CUDA toolkit, the functions of the driver are declared here as in cuda.h.
 #include <pinpool.hpp>
 
 #include <cstring>
@@ -14,6 +14,9 @@
 #include <string>
 #include <vector>
 
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+#else
 using CUdeviceptr = unsigned long long;
 using CUcontext = struct CUctx_st *;
 using CUstream = CUstream_st *;
@@ -31,6 +34,7 @@ int cuStreamCreate(CUstream *stream, unsigned flags);
 int cuStreamSynchronize(CUstream stream);
 int cuStreamDestroy_v2(CUstream stream);
 }
+#endif
 
 constexpr unsigned non_blocking = 1; // CU_STREAM_NON_BLOCKING
 constexpr int batches = 200, slots = 4;
