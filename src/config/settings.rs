@@ -52,7 +52,7 @@ macro_rules! for_each_setting {
         /// After the wait: error, or pageable (ordinary memory, up to the same limit again).
         "PINPOOL_ON_FULL" = OnFull::Error, on_full(OnFull): OnFull as word();
 
-        /// Whether the start waits until the whole reserve is pinned: 0 or 1.
+        /// Whether the start waits until the whole reserve is pinned.
         /// In code, with `false` the build returns after about 8 MiB, and [`Pool::wait_for_reserve`](crate::Pool::wait_for_reserve) waits for the rest.
         "PINPOOL_RESERVE_WAIT" = true, reserve_wait(bool): bool as SWITCH;
 
@@ -95,7 +95,7 @@ macro_rules! for_each_setting {
         /// Initial limit on idle buffers; 0 keeps none and disables auto-resize.
         "PINPOOL_POOL_SIZE_LIMIT" = 100, pool_size_limit(u64): u64 as COUNT;
 
-        /// Whether the limit on idle buffers grows with frequent evictions and misses: 0 or 1.
+        /// Whether the limit on idle buffers grows with frequent evictions and misses.
         /// In code, `false` keeps the limit at its initial value.
         "PINPOOL_AUTO_RESIZE" = true, auto_resize(bool): bool as SWITCH;
 
@@ -111,11 +111,11 @@ macro_rules! for_each_setting {
         /// Huge pages set aside by the administrator: off, auto, 2MiB or 1GiB.
         "PINPOOL_HUGETLB" = HugeTlb::Off, hugetlb(HugeTlb): HugeTlb as word();
 
-        /// Whether the pool may pin more than its reserve (TensorFlow's allow_growth): 0 or 1.
+        /// Whether the pool may pin more than its reserve (TensorFlow's allow_growth).
         /// In code, `false` means that the pool pins only its reserve.
         "PINPOOL_GROWTH" = true, growth(bool): bool as SWITCH;
 
-        /// Whether buffers are zeroed before another user gets them: 0 or 1.
+        /// Whether buffers are zeroed before another user gets them.
         /// In code, `true` means that buffers are zeroed.
         "PINPOOL_ZERO" = false, zero(bool): bool as SWITCH;
             }
