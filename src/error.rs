@@ -113,15 +113,12 @@ macro_rules! predicates {
 predicates! {
     /// Returns whether the length, alignment, range, element type or handle of the request is invalid.
     is_invalid_request, InvalidRequest = Length | Alignment | Argument | Handle;
-    /// Returns whether the request failed because:
-    ///
-    /// - it does not fit within the limit of its partition, of the pool (`PINPOOL_MAX_BYTES`), or of several pools
-    ///   (`auto`, `PINPOOL_LEDGER`),
-    /// - earlier requests are waiting,
-    /// - a driver call did not return within the wait of an async request.
-    is_limit, Limit = Limit | Timeout | Late;
-    /// Returns whether the driver or the kernel refused, or the chosen backend is not available.
-    is_backend, Backend = Backend | Unavailable;
+    /// Returns whether the request does not fit within the limit of its partition, of the pool (`PINPOOL_MAX_BYTES`), or of
+    /// several pools (`auto`, `PINPOOL_LEDGER`), or whether earlier requests are waiting.
+    is_limit, Limit = Limit | Timeout;
+    /// Returns whether the driver or the kernel refused, the chosen backend is not available, or a driver call for an async
+    /// request did not return within its wait.
+    is_backend, Backend = Backend | Unavailable | Late;
     /// Returns whether a setting is unknown or invalid, contradicts another, or needs a feature that this build lacks, or
     /// whether a shared limit cannot be joined.
     is_setting, Setting = Setting | UnknownSetting;
@@ -150,7 +147,7 @@ impl Error {
     }
 
     /// Returns whether the request was refused only after its whole wait, so that a longer wait may help. Implies
-    /// [`is_limit`](Self::is_limit).
+    /// [`is_limit`](Self::is_limit) or, if a driver call for an async request was late, [`is_backend`](Self::is_backend).
     pub fn is_timeout(&self) -> bool {
         matches!(*self.0, ErrorKind::Timeout(..) | ErrorKind::Late { .. })
     }

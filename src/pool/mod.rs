@@ -202,7 +202,7 @@ impl Pool {
     ///
     /// A dedicated thread of the pool pins memory for one task at a time, and the time of its driver calls counts towards the
     /// wait. If the system refuses this thread, the polls pin memory. If the wait times out while a call runs, the future fails
-    /// with [`is_limit`](crate::Error::is_limit) or resolves to pageable memory (`PINPOOL_ON_FULL`), and the next request gets
+    /// with [`is_backend`](crate::Error::is_backend) or resolves to pageable memory (`PINPOOL_ON_FULL`), and the next request gets
     /// the pinned memory once the call returns. With a wait of zero the future does not wait for room, but still waits for
     /// driver calls.
     ///
