@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+import pinpool.torch
 import pinpool_loader
 from helpers import heap
 
@@ -136,6 +137,17 @@ def test_a_stateful_dataloader_continues_in_an_epoch(folder):
     resumed = stateful()
     resumed.load_state_dict(first.state_dict())
     assert taken + [batch.tolist() for batch in resumed] == whole
+
+
+def test_a_state_of_prefetch_resumes_after_the_batch_that_it_yielded(folder):
+    whole = [batch.tolist() for batch in loader(folder, shuffle=True)]
+    batches = pinpool.torch.prefetch(loader(folder, shuffle=True), "cpu")
+    for _, batch in zip(range(2), batches, strict=False):
+        assert batch.tolist() in whole[:2]
+    resumed = loader(folder, shuffle=True, state=batches.state_dict())
+    assert [batch.tolist() for batch in pinpool.torch.prefetch(resumed, "cpu")] == whole[2:]
+    with pytest.raises(TypeError, match="a list has no state_dict"):
+        pinpool.torch.prefetch([], "cpu").state_dict()
 
 
 def worker(rank, world, folder, settings, port, out):
