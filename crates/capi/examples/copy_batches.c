@@ -82,7 +82,7 @@ int main(void)
         status = pp_put_after_stream(pool, batch, stream);
         if (status != PP_OK)
             fprintf(stderr, "pp_put_after_stream: %s\n", pp_last_error(NULL));
-        if (PP_MAY_PUT_AFTER(status))
+        if (pp_may_put_after(status))
             check(pp_put(pool, batch), "pp_put"); /* the driver refused: never reused */
         if (i % SLOTS != SLOTS - 1)
             continue;

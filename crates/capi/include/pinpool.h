@@ -13,10 +13,7 @@
  *     fread(batch, 1, 1 << 20, file);
  *     cudaMemcpyAsync(device, batch, 1 << 20, cudaMemcpyHostToDevice, stream);
  *     // The buffer is reused once that work has completed.
- *     pp_status status = pp_put_after_stream(pool, batch, stream);
- *     if (status != PP_OK)
- *         fprintf(stderr, "%s\n", pp_last_error(NULL));
- *     if (PP_MAY_PUT_AFTER(status))
+ *     if (pp_may_put_after(pp_put_after_stream(pool, batch, stream)))
  *         pp_put(pool, batch);   // without a driver: reusable now; otherwise: never reused
  *     pp_pool_destroy(pool);
  *
@@ -64,15 +61,6 @@
 #else
 #define PP_NODISCARD
 #endif
-
-/**
- * Whether pp_put may return the buffer after a return or a record of it has failed with this code; see pp_put_after_stream. After
- * any other code, even of a later version, it may be another thread's buffer, or a copy may still use the memory. The macro
- * evaluates its argument several times: pass a variable, not a call.
- */
-#define PP_MAY_PUT_AFTER(status)                                                                                            \
-    ((status) == PP_UNAVAILABLE || (status) == PP_STREAM_CAPTURING || (status) == PP_REFUSED_BY_CAPTURE ||                  \
-     (status) == PP_INVALID_HANDLE || (status) == PP_DEVICE_FAILED)
 
 #ifdef __cplusplus
 extern "C" {
@@ -163,6 +151,16 @@ typedef enum {
    */
   PP_REFUSED_BY_CAPTURE = 20,
 } pp_status;
+
+/**
+ * Whether pp_put may return the buffer after a return or a record of it has failed with this code; see pp_put_after_stream. After
+ * any other code, even of a later version, it may be another thread's buffer, or a copy may still use the memory.
+ */
+static inline int pp_may_put_after(pp_status status)
+{
+    return status == PP_UNAVAILABLE || status == PP_STREAM_CAPTURING || status == PP_REFUSED_BY_CAPTURE ||
+           status == PP_INVALID_HANDLE || status == PP_DEVICE_FAILED;
+}
 
 /** Levels of log lines. Each level includes those above it in this list. */
 typedef enum {
@@ -453,7 +451,7 @@ PP_NODISCARD pp_status pp_adopt(pp_pool *pool, void *ptr, size_t bytes, int is_p
 /**
  * Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
  * nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
- * instead. If one of these fails, pp_put may return the buffer instead (PP_MAY_PUT_AFTER); pp_put_after_stream says when the memory
+ * instead. If one of these fails, pp_put may return the buffer instead (pp_may_put_after); pp_put_after_stream says when the memory
  * is then reused. Any thread may call this function. It waits while another thread records work on the buffer. The last
  * return to a destroyed pool releases the pool's memory and may wait (pp_pool_destroy).
  *
@@ -490,7 +488,7 @@ pp_status pp_put(pp_pool *pool, void *ptr);
  * - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
  * - PP_UNKNOWN_POINTER: as pp_put.
  *
- * NULL for `ptr` is allowed and does nothing. After a failure with a code of PP_MAY_PUT_AFTER the caller still has the buffer,
+ * NULL for `ptr` is allowed and does nothing. After a code that pp_may_put_after accepts, the caller still has the buffer,
  * and pp_put returns it. After any other code do not return `ptr` to this pool again. After pp_put the memory is:
  *
  * - after PP_UNAVAILABLE: reused immediately.

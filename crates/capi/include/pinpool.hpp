@@ -121,7 +121,7 @@ inline void put(pp_pool *pool, void *data, std::optional<CUstream_st *> after) n
 {
     if (after) {
         const pp_status status = pp_put_after_stream(pool, data, *after);
-        if (!PP_MAY_PUT_AFTER(status))
+        if (!pp_may_put_after(status))
             return; // Returned or, if that is not certain, leaked and never reused.
     }
     pp_put(pool, data);
@@ -250,7 +250,7 @@ private:
  * destructor runs. With a default stream, destroy the buffer on the thread that enqueued the work, with the same device current.
  * A buffer may outlive its pool: the last return then releases its memory and may wait, see pp_pool_destroy. The object
  * is empty after a move, reset() and put_ignoring_stream(), after a put_after_stream or put_after_event that did not throw, and
- * after an error with a code that is not in PP_MAY_PUT_AFTER: the memory is then another thread's, or is leaked. Calls on an
+ * after an error with a code that pp_may_put_after refuses: the memory is then another thread's, or is leaked. Calls on an
  * empty buffer do nothing.
  */
 class [[nodiscard]] buffer {
@@ -322,8 +322,8 @@ public:
 
     /**
      * Returns the buffer to its pool, which reuses it once all work enqueued on `stream` so far has completed. If this throws
-     * a code of PP_MAY_PUT_AFTER, the object still has the buffer. The memory is then never reused unless a second call succeeds.
-     * After PP_STREAM_CAPTURING it is never reused, and after PP_UNAVAILABLE it is reused immediately.
+     * a code that pp_may_put_after accepts, the object still has the buffer, and unless a second call succeeds, the memory is never
+     * reused. After PP_STREAM_CAPTURING it is never reused, and after PP_UNAVAILABLE it is reused immediately.
      */
     void put_after_stream(stream_handle stream)
     {
@@ -363,7 +363,7 @@ private:
         const pp_status status = function(pool_, data_);
         if (status == PP_OK)
             return;
-        if (!PP_MAY_PUT_AFTER(status))
+        if (!pp_may_put_after(status))
             forget();
         throw error(status, pp_last_error(nullptr));
     }

@@ -256,7 +256,7 @@ pub unsafe extern "C" fn pp_adopt(
 
 /// Returns the buffer at `ptr`, the address of an allocation or of adopted memory, to its pool. NULL is allowed and does
 /// nothing. If device work that is not recorded may still use the buffer, use pp_put_after_stream or pp_put_after_event
-/// instead. If one of these fails, pp_put may return the buffer instead (PP_MAY_PUT_AFTER); pp_put_after_stream says when the memory
+/// instead. If one of these fails, pp_put may return the buffer instead (pp_may_put_after); pp_put_after_stream says when the memory
 /// is then reused. Any thread may call this function. It waits while another thread records work on the buffer. The last
 /// return to a destroyed pool releases the pool's memory and may wait (pp_pool_destroy).
 ///
@@ -301,7 +301,7 @@ pub extern "C" fn pp_put(pool: *mut pp_pool, ptr: *mut c_void) -> pp_status {
 /// - PP_UNAVAILABLE: there is no CUDA driver, or cuInit fails, so no work of this process uses the buffer.
 /// - PP_UNKNOWN_POINTER: as pp_put.
 ///
-/// NULL for `ptr` is allowed and does nothing. After a failure with a code of PP_MAY_PUT_AFTER the caller still has the buffer,
+/// NULL for `ptr` is allowed and does nothing. After a code that pp_may_put_after accepts, the caller still has the buffer,
 /// and pp_put returns it. After any other code do not return `ptr` to this pool again. After pp_put the memory is:
 ///
 /// - after PP_UNAVAILABLE: reused immediately.

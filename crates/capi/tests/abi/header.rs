@@ -14,6 +14,9 @@ const TOP: &str = include_str!("../../cbindgen/top.h.in");
 /// The macros, after the version.
 const MACROS: &str = include_str!("../../cbindgen/macros.h.in");
 
+/// The functions of the header alone, after the status.
+const INLINE: &str = include_str!("../../cbindgen/functions.h.in");
+
 #[test]
 fn the_header_is_up_to_date() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/pinpool.h");
@@ -80,6 +83,7 @@ fn generated() -> String {
     builder.generate().unwrap().write(&mut text);
     let text = String::from_utf8(text).unwrap();
     let (types, functions) = text.rsplit_once(EXTERN_C).unwrap();
+    let types = types.replace("} pp_status;\n", &format!("}} pp_status;\n\n{INLINE}"));
     shortened(&without_safety(&format!("{types}{}", functions.trim_start())))
 }
 

@@ -98,7 +98,7 @@ static void codes_for_put(void)
         const pp_status status = (pp_status)code;
         const int is_safe = status == PP_UNAVAILABLE || status == PP_STREAM_CAPTURING || status == PP_INVALID_HANDLE ||
                             status == PP_DEVICE_FAILED || status == PP_REFUSED_BY_CAPTURE;
-        if (PP_MAY_PUT_AFTER(status) != is_safe)
+        if (pp_may_put_after(status) != is_safe)
             exit(11);
     }
 }
