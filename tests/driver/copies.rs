@@ -15,7 +15,7 @@ use crate::fixture::{
     MIB, begin_capture, end_capture, filled, in_flight_and_quarantined, maintain_until, panic_of, start,
     stream_and_memory,
 };
-use crate::until::threads_named;
+use crate::until::{threads_named, until};
 use crate::valid_stats::valid_stats;
 
 #[test]
@@ -181,17 +181,16 @@ fn a_copy_without_a_fence_is_waited_for_once_during_a_capture() {
     let (driver, context, pool) = start();
     let (stream, mut memory) = stream_and_memory(&context, 4096);
     let (captured, _unused) = stream_and_memory(&context, 1);
+    until("no thread of an earlier test is left, which could make the call", || threads_named("pinpool-wait") == 0);
+    let before = driver.calls("cuCtxSynchronize");
     let gate = driver.hold(stream.cu_stream());
     begin_capture(&captured, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     let copy = copy_without_a_fence(&driver, &pool, &stream, &mut memory);
-    // Also waits until no thread of an earlier test is left, which could have made the call.
-    maintain_until(&pool, |_| driver.calls("cuCtxSynchronize") > 0 && threads_named("pinpool-wait") == 0);
-    assert!(copy.wait().unwrap_err().is_device_failed());
-    let waits = driver.calls("cuCtxSynchronize");
+    maintain_until(&pool, |_| driver.calls("cuCtxSynchronize") > before && threads_named("pinpool-wait") == 0);
     for _ in 0..3 {
         assert!(copy.wait().unwrap_err().is_device_failed());
         pool.maintain();
-        assert_eq!((driver.calls("cuCtxSynchronize"), pool.stats().memory.quarantined), (waits, 1));
+        assert_eq!((driver.calls("cuCtxSynchronize"), pool.stats().memory.quarantined), (before + 1, 1));
     }
     end_capture(&captured).unwrap_err();
     drop(gate);
