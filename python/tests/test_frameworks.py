@@ -146,6 +146,9 @@ def test_a_state_of_prefetch_resumes_after_the_batch_that_it_yielded(folder):
         assert batch.tolist() in whole[:2]
     resumed = loader(folder, shuffle=True, state=batches.state_dict())
     assert [batch.tolist() for batch in pinpool.torch.prefetch(resumed, "cpu")] == whole[2:]
+    if not torch.cuda.is_available():
+        with pytest.raises(pinpool.BackendError, match="torch finds none"):
+            pinpool.torch.prefetch([], "cuda")
     with pytest.raises(TypeError, match="a list has no state_dict"):
         pinpool.torch.prefetch([], "cpu").state_dict()
 

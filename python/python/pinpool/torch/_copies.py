@@ -53,7 +53,7 @@ def prefetch(batches: Iterable[Any], device: int | str | torch.device | None = N
     `batches` may be one batch ahead of the caller, so save the state of a `pinpool_loader.Loader` with `Prefetcher.state_dict`.
 
     Raises:
-        TypeError, ValueError, BackendError, DeviceError: as for `to_device`, during iteration.
+        TypeError, ValueError, BackendError, DeviceError: as for `to_device`, also during iteration.
     """
     return Prefetcher(batches, device)
 
@@ -72,7 +72,10 @@ class Prefetcher(Iterator[Any]):
         import torch
 
         self._batches, self._iterator, self._device = batches, iter(batches), device
-        self._stream = None if _is_cpu(device) else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
+        if not _is_cpu(device):
+            _check_gpu()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         #: The batch that is copied ahead, or the error to raise instead.
         self._next: _Copied | Exception | None = None
         self._state = self._state_of_batches()
@@ -126,6 +129,13 @@ def _is_cpu(device: int | str | torch.device | None) -> bool:
     return not isinstance(device, int) and torch.device(device).type == "cpu"
 
 
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
+
+
 def _copy_batch(batch: Any, device: Any, stream: torch.cuda.Stream | None) -> tuple[Any, list[Any]]:
     """Copies `batch` as `to_device` does. Returns the copy and its tensors."""
     import torch
@@ -133,9 +143,8 @@ def _copy_batch(batch: Any, device: Any, stream: torch.cuda.Stream | None) -> tu
     copies: list[tuple[Any, Any]] = []
     if stream is None and _is_cpu(device):
         result = _copy(batch, torch.device("cpu"), copies)
-    elif not torch.cuda.is_available():
-        raise BackendError("the tensors cannot be copied to a GPU: torch finds none")
     else:
+        _check_gpu()
         result = _copy_on_stream(batch, device, stream, copies)
     if not copies:
         raise TypeError(f"neither a tensor nor a numeric array is in this {type(batch).__name__}: pass tensors or arrays")
